@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from astuner.doors import lazy_names
 
 if TYPE_CHECKING:
     from astuner.agent_loop.rewards import discounted_returns
@@ -49,11 +50,7 @@ _MODULES = {
     "discounted_returns": "astuner.agent_loop.rewards",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
-        raise AttributeError(f"module 'astuner' has no attribute {name!r}")
-    return getattr(importlib.import_module(_MODULES[name]), name)
+__getattr__ = lazy_names(__name__, _MODULES)
 
 
 def __dir__() -> list[str]:

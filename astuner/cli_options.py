@@ -14,6 +14,7 @@ import yaml
 from click.shell_completion import CompletionItem
 
 from astuner.debugging.breakpoints import enable_tags
+from astuner.doors import DOORS, through_door
 from astuner.errors import AstunerError, did_you_mean, short_repr
 from astuner.redaction import redact
 
@@ -183,8 +184,13 @@ def _unknown_option(error: click.NoSuchOption) -> str:
         node = node.parent
     command, parent = " ".join(("astuner", *path)), " ".join(("astuner", *path[:-1]))
     group = ctx.parent.command if ctx.parent else None
-    commands = group.commands.values() if isinstance(group, click.Group) else ()
-    owners = [f"`{parent} {each.name}`" for each in commands if any(name in option.opts for option in each.params)]
+    names = group.list_commands(ctx) if isinstance(group, click.Group) else ()
+    commands = [group.get_command(ctx, each) for each in names] if isinstance(group, click.Group) else []
+    owners = [
+        f"`{parent} {each.name}`"
+        for each in commands
+        if each is not None and any(name in option.opts for option in each.params)
+    ]
     if owners:
         return f"{text} of `{command}`; it is an option of {' and '.join(owners)}"
     if any(each.name == "overrides" for each in ctx.command.params) and (key := _key_named(name)):
@@ -213,17 +219,29 @@ _KILL_REMOVED = (
 
 
 class TrainByDefaultGroup(click.Group):
-    """A group that reads `astuner --conf …` as `astuner train --conf …`."""
+    """A group that reads `astuner --conf …` as `astuner train --conf …`, and imports other commands when they run."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names of all commands."""
+        return sorted([*self.commands, *DOORS["command"]])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return a command; import it if it is not part of the core. None if there is no such command."""
+        if cmd_name in DOORS["command"]:
+            command: click.Command = through_door("command", cmd_name)
+            return command
+        return super().get_command(ctx, cmd_name)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Insert `train` if no command is named; reject unknown commands, with the most similar one."""
-        if args and args[0] not in self.commands and args[0] not in ("-h", "--help", "--version"):
+        names = self.list_commands(ctx)
+        if args and args[0] not in names and args[0] not in ("-h", "--help", "--version"):
             name = args[0]
             if not name.startswith("-") and "=" not in name:
                 if name.endswith((".yaml", ".yml")):
                     hint = f"to train with this configuration, run: astuner --conf {name}"
                 else:
-                    hint = did_you_mean(name, self.commands) or f"the commands are: {', '.join(sorted(self.commands))}"
+                    hint = did_you_mean(name, names) or f"the commands are: {', '.join(names)}"
                 raise click.UsageError(f"there is no command {name!r}; {hint}", ctx)
             args = ["train", *args]
         return super().parse_args(ctx, args)

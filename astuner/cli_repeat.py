@@ -56,7 +56,7 @@ def replay(run: str, step: int, as_json: bool, exp_dir: str) -> int:
     """
     from astuner.backbone.local.replay import replay_step
     from astuner.launcher.console import filtered_output, make_console
-    from astuner.run_record import find_run
+    from astuner.run_record.lookup import find_run
 
     try:
         with filtered_output():

@@ -67,7 +67,8 @@ def compare(names: tuple[str, ...], exp_dir: str) -> None:
         raise click.UsageError(f"a comparison needs at least two runs, got {len(names)}")
     from astuner.launcher.console import make_console
     from astuner.launcher.runs import print_comparison
-    from astuner.run_record import find_run, read_facts
+    from astuner.run_record.lookup import find_run
+    from astuner.run_record.run_facts import read_facts
 
     print_comparison(make_console(stderr=False), [read_facts(find_run(name, Path(exp_dir))) for name in names])
 
@@ -80,7 +81,8 @@ def compare(names: tuple[str, ...], exp_dir: str) -> None:
 @EXP_DIR
 def note(run: str, text: str | None, tags: tuple[str, ...], clear: bool, exp_dir: str) -> None:
     """Write a note about RUN and tag it, or show both."""
-    from astuner.run_record import RunNote, find_run, read_note, write_note
+    from astuner.run_record.lookup import find_run
+    from astuner.run_record.run_facts import RunNote, read_note, write_note
 
     folder = find_run(run, Path(exp_dir))
     earlier = RunNote() if clear else read_note(folder)
@@ -97,7 +99,7 @@ def note(run: str, text: str | None, tags: tuple[str, ...], clear: bool, exp_dir
 def delete(names: tuple[str, ...], yes: bool, exp_dir: str) -> None:
     """Delete runs, with their checkpoints and models."""
     from astuner.launcher.runs import delete_run, folder_size
-    from astuner.run_record import find_run
+    from astuner.run_record.lookup import find_run
 
     folders = [find_run(name, Path(exp_dir)) for name in dict.fromkeys(names)]
     for folder in folders:

@@ -1,4 +1,4 @@
-"""The command `astuner serve`."""
+"""The commands that serve a model, and `astuner stop-engine`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from astuner.cli_options import EXP_DIR, TUNED_MODEL
+from astuner.cli_options import CHECKPOINT_DIR, EXP_DIR, TUNED_MODEL, tinker_limits
 
 
 @click.command()
@@ -46,3 +46,50 @@ def serve(
 
     options = ServeOptions(model, traces, Path(exp_dir), port, temperature, max_tokens, renderer)
     start_server(options, lambda address: click.echo(f"serving {model} at {address} (press Ctrl-C to stop)"))
+
+
+@click.command(name="serve-tinker")
+@click.option(
+    "--model", required=True, metavar="PATH", help="Folder, Hugging Face name or package.module->f, as model.path."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port; 0 for any free one.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "fastest"]), default="auto", show_default=True
+)
+@CHECKPOINT_DIR
+@tinker_limits
+def serve_tinker(
+    model: str,
+    port: int,
+    device: str,
+    dtype: str,
+    checkpoint_dir: Path,
+    max_models: int,
+    max_engines: int,
+    max_samplers: int,
+    max_body: int,
+) -> None:
+    """Serve a model to training loops written for Tinker (tinker 0.20 to 0.38).
+
+    The server listens on this machine only, until Ctrl-C.
+    """
+    from astuner.tinker_server import Limits, ServerOptions, serve
+
+    limits = Limits(max_models, max_engines, max_samplers, max_body * 2**20)
+    serve(
+        ServerOptions(model, port, device, dtype, checkpoint_dir, limits),
+        lambda address, names: click.echo(f"serving {names[0]} at {address} (press Ctrl-C to stop)"),
+    )
+
+
+@click.command(name="stop-engine")
+def stop_engine() -> None:
+    """Stop the warm vLLM servers, which --keep-engine keeps running."""
+    from astuner.llm_engine.vllm_server.warm_servers import stop_warm_servers
+
+    stopped = stop_warm_servers()
+    for server in stopped:
+        click.echo(f"stopped the warm vLLM server on port {server.settings.port} (process {server.server.pid})")
+    if not stopped:
+        click.echo("no warm vLLM server is running")

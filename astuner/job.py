@@ -19,7 +19,7 @@ from astuner.config.root import RunConfig
 from astuner.config.to_yaml import secret_keys, to_yaml
 from astuner.errors import AstunerError, ConfigError, PluginError, short_repr
 from astuner.plugin import load_object
-from astuner.run_record import RunSummary
+from astuner.run_record.summary import RunSummary
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.workflow import Workflow, workflow_factory
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from astuner.run_record import RunRecord
+from astuner.run_record.record import RunRecord
 
 ROOT = Path(__file__).parents[1]
 BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"

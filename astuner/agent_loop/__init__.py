@@ -1,12 +1,10 @@
 """The built-in agent: plays the environment of a task without an agent framework."""
 
 from astuner.agent_loop.actions import ActionForm, ActionReader, UnreadableActionError
-from astuner.agent_loop.histories import SUMMARY_TARGET
 from astuner.agent_loop.players import ModelPlayer, Player, RandomPlayer, ScriptedPlayer, load_player
-from astuner.agent_loop.workflow import EnvWorkflow, LoopSettings
+from astuner.agent_loop.workflow import EnvWorkflow, LoopSettings, environment_workflow
 
 __all__ = [
-    "SUMMARY_TARGET",
     "ActionForm",
     "ActionReader",
     "EnvWorkflow",
@@ -16,5 +14,6 @@ __all__ = [
     "RandomPlayer",
     "ScriptedPlayer",
     "UnreadableActionError",
+    "environment_workflow",
     "load_player",
 ]

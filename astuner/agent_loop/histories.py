@@ -7,12 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from astuner.config.agent_loop import ContextTrackerConfig
+from astuner.config.agent_loop import SUMMARY_TARGET, ContextTrackerConfig
 from astuner.model_tuner import AgentModel, ChatAnswer, HistoryEdit
 from astuner.schema import ForkCause, LlmCall, Message
-
-SUMMARY_TARGET = "context_tracker.alien_llm_model"
-"""The target of the calls that summarise a history with another model than the one in training."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from astuner.agent_loop.actions import ActionForm, ActionReader, UnreadableActionError
 from astuner.agent_loop.histories import make_history
-from astuner.agent_loop.players import ModelPlayer, Player
+from astuner.agent_loop.players import ModelPlayer, Player, load_player
 from astuner.agent_loop.rewards import SeatRewards
 from astuner.config.agent_loop import ContextTrackerConfig
+from astuner.config.root import AstunerConfig
 from astuner.errors import CallLimitError, ContextLengthError, WorkflowError
 from astuner.model_tuner import DEFAULT_TARGET, ModelTuner
 from astuner.schema import EnvInstance, Evaluation, WorkflowOutput, WorkflowTask
@@ -155,3 +158,24 @@ class EnvWorkflow(Workflow):
             },
             steps=steps,
         )
+
+
+def environment_workflow(config: AstunerConfig, search: Sequence[Path]) -> Callable[[], Workflow]:
+    """Return what creates the workflow of an episode, for `rollout.use_agentscope_protocol: False`.
+
+    Args:
+        config: the resolved configuration.
+        search: the folders in which to search for the players' `package.module->Name`.
+
+    Raises:
+        PluginError: a player cannot be loaded.
+    """
+    settings = LoopSettings(
+        action_form=config.rollout.action_form,
+        history=config.context_tracker,
+        step_rewards=config.rollout.step_rewards,
+        gamma=config.rollout.gamma,
+        has_judge=config.task_judge.has_judge,
+        players={seat: load_player(player, search=search) for seat, player in config.rollout.players.items()},
+    )
+    return partial(EnvWorkflow, settings)

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -27,10 +28,13 @@ from astuner.algorithms.training_rows import TrainingRow
 from astuner.algorithms.update_records import SampleKey, TokenValues, sample_updates
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import response_length
-from astuner.diagnostics import TokenPairs, explain_logprob_gap
+from astuner.doors import through_door
 from astuner.errors import BackboneError, LogprobGapError
-from astuner.run_record import SampleUpdate
+from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode
+
+if TYPE_CHECKING:
+    from astuner.diagnostics.logprob_gap import TokenPairs
 
 # The engine and the trainer hold the same weights at the start of a step, so their logprobs differ by rounding only
 # (1e-5 in float32, some hundredths in bfloat16). A larger mean difference means that a weight sync failed.
@@ -339,5 +343,5 @@ def check_logprob_gap(
     """
     limit = MAX_LOGPROB_DIFFERENCE[dtype]
     if not difference <= limit:
-        cause = explain_logprob_gap(samples, difference, earlier=earlier)
+        cause = through_door("diagnostics", "logprob_gap")(samples, difference, earlier=earlier)
         raise LogprobGapError(f"{when}: {cause.text} (rounding explains at most {limit})", cause.fix)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from astuner.algorithms.training_rows import TrainingRow, token_advantages
-from astuner.run_record import SampleUpdate, count_trained_tokens
+from astuner.run_record.updates import SampleUpdate, count_trained_tokens
 from astuner.schema import Episode, Floats, Sample
 
 SampleKey = tuple[int, int]

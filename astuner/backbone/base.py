@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
 from astuner.backbone.training.progress import PhaseName, RunProgress, warn_if_slow
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig, is_installed
-from astuner.diagnostics import Monitor
+from astuner.doors import through_door
 from astuner.errors import BackboneError
-from astuner.ray_cluster.head import StartedRay, is_own_ray
-from astuner.run_record import RunRecord, RunSummary
+from astuner.ray_cluster.started import StartedRay, is_own_ray
+from astuner.run_record.record import RunRecord
+from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import ActiveEpisodes, Split
+
+if TYPE_CHECKING:
+    from astuner.diagnostics import Monitor
 
 
 @dataclass(frozen=True)
@@ -189,38 +192,24 @@ class TrainingBackbone(Backbone, Protocol):
 
 @dataclass(frozen=True)
 class BackboneSpec:
-    """Specification of a backbone: its class and requirements.
+    """What a backbone requires; its class is in `DOORS`.
 
     Attributes:
-        path: `module->class`.
         needs: modules that it imports.
         trains: whether it is a `TrainingBackbone`.
         install: the command that installs the packages.
     """
 
-    path: str
     needs: tuple[str, ...]
     trains: bool
     install: str = "pip install astuner"
 
 
 _BACKBONES = {
-    "debug": BackboneSpec("astuner.backbone.debug.backbone->DebugBackbone", ("torch", "transformers"), trains=False),
-    "local": BackboneSpec(
-        "astuner.backbone.local.backbone->LocalBackbone", ("torch", "transformers", "peft"), trains=True
-    ),
-    "verl": BackboneSpec(
-        "astuner.backbone.verl.backbone->VerlBackbone",
-        ("verl", "transfer_queue", "ray"),
-        trains=True,
-        install="astuner install verl",
-    ),
-    "trinity": BackboneSpec(
-        "astuner.backbone.trinity.backbone->TrinityBackbone",
-        ("trinity", "tinker", "ray"),
-        trains=True,
-        install="astuner install trinity",
-    ),
+    "debug": BackboneSpec(("torch", "transformers"), trains=False),
+    "local": BackboneSpec(("torch", "transformers", "peft"), trains=True),
+    "verl": BackboneSpec(("verl", "transfer_queue", "ray"), trains=True, install="astuner install verl"),
+    "trinity": BackboneSpec(("trinity", "tinker", "ray"), trains=True, install="astuner install trinity"),
 }
 
 
@@ -251,8 +240,7 @@ def load_backbone(name: str) -> Backbone:
     missing = [package for package in spec.needs if not is_installed(package)]
     if missing:
         raise missing_packages(name, missing)
-    module, _, class_name = spec.path.partition("->")
-    backbone: Backbone = getattr(importlib.import_module(module), class_name)()
+    backbone: Backbone = through_door("backbone", name)()
     return backbone
 
 

@@ -15,8 +15,8 @@ from astuner.benchmark.suite import load_suite
 from astuner.errors import RecordError
 from astuner.launcher.console import log_to_console, make_console
 from astuner.launcher.launch import DEFAULT_EXP_DIR
-from astuner.run_record import FolderLock
 from astuner.run_record.files import write_atomically
+from astuner.run_record.folder import FolderLock
 
 
 def bench_suite(

@@ -26,8 +26,10 @@ from astuner.benchmark.suite import SuiteEntry, describe_problems
 from astuner.benchmark.versions import recorded_versions
 from astuner.errors import RecordError
 from astuner.redaction import redact
-from astuner.run_record import TokensSummary, ValidationSummary, read_facts, read_metrics
 from astuner.run_record.files import write_atomically
+from astuner.run_record.metrics import read_metrics
+from astuner.run_record.run_facts import read_facts
+from astuner.run_record.summary import TokensSummary, ValidationSummary
 
 _ROUNDING = 0.001
 """Largest error of `mean_gain` in a file, so that files of other programs can contain rounded numbers."""

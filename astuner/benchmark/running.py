@@ -25,7 +25,7 @@ from astuner.environments.reexec import check_environment
 from astuner.errors import ConfigError, InstallError, RecordError
 from astuner.launcher.resume import can_resume, recorded_changes
 from astuner.processes.guarded_process import GuardedProcess
-from astuner.run_record import is_record
+from astuner.run_record.folder import is_record
 
 _POLL_SECONDS = 0.2
 # A run that is ended writes what it has first.

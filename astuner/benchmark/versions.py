@@ -8,7 +8,8 @@ from typing import Any
 
 from astuner.environments.env_dir import EnvDir
 from astuner.environments.reexec import missing_packages
-from astuner.run_record import current_environment, environments_of
+from astuner.run_record.folder import current_environment
+from astuner.run_record.run_facts import environments_of
 
 Versions = Mapping[str, str | list[str]]
 """Version by name; a list if there are several."""

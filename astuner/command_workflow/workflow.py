@@ -14,14 +14,16 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from astuner.command_workflow.environment import EpisodeValues
 from astuner.command_workflow.output import ProgramOutput
 from astuner.command_workflow.program import AgentProgram, copy_files
+from astuner.config.root import AstunerConfig
 from astuner.errors import AgentMadness, WorkflowError, short_repr
 from astuner.model_tuner import AUTO_AGENT, ModelTuner
 from astuner.processes.episode_processes import current_episode_processes, remove_folder
@@ -153,3 +155,16 @@ def _reward(line: str) -> float:
         f"the last line of the command's stdout is {short_repr(line)}; expected the reward, a finite number, because "
         "no judge is configured: print the reward last, or set task_judge.judge_protocol"
     )
+
+
+def command_workflow(config: AstunerConfig, search: Sequence[Path]) -> Callable[[], Workflow]:
+    """Return what creates the workflow of an episode, for `workflow.command`.
+
+    Args:
+        config: the resolved configuration.
+        search: the folders in which to search for the program and its files.
+
+    Raises:
+        ConfigError: the command cannot be executed, or a file or an environment variable does not exist.
+    """
+    return partial(CommandWorkflow, AgentProgram.of(config.workflow, search, has_judge=config.task_judge.has_judge))

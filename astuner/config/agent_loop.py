@@ -9,6 +9,9 @@ from pydantic import AfterValidator, Field
 from astuner.config.conditions import NOT_AUTO_CONTEXT, NOT_LINEAR_THINK, NOT_SLIDING_WINDOW, OWN_SUMMARIES
 from astuner.config.section import INT_MAX, PositiveInt, Section, key
 
+SUMMARY_TARGET = "context_tracker.alien_llm_model"
+"""The target of the calls that summarise a history with another model than the one in training."""
+
 NonNegative = Annotated[int, Field(ge=0, le=INT_MAX)]
 
 

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field
 
 from astuner.config.section import Count, NonNegativeInt, PositiveInt, Seconds, Section, key
 from astuner.config.services import http_address
+from astuner.errors import JudgeBudgetError
 
 Price = Annotated[float, Field(ge=0, le=1e6)]
 
@@ -49,3 +50,21 @@ class JudgeLlmConfig(Section):
     """Stop the run after this number of prompt and answer tokens; null for no limit."""
     max_cost: Annotated[float, Field(gt=0, le=1e9)] | None = key(None, resume="any")
     """Stop the run at this cost, by input_price and output_price; null for no limit."""
+
+
+def check_budget(tokens: float, cost: float, config: JudgeLlmConfig) -> None:
+    """Check a use of the judge's LLM against the budget of the configuration.
+
+    Raises:
+        JudgeBudgetError: the budget is used up.
+    """
+    if config.max_tokens is not None and tokens >= config.max_tokens:
+        raise JudgeBudgetError(
+            f"the judge's LLM has used {tokens:,.0f} tokens, and task_judge.llm.max_tokens allows "
+            f"{config.max_tokens:,}; raise it to continue the run"
+        )
+    if config.max_cost is not None and cost >= config.max_cost:
+        raise JudgeBudgetError(
+            f"the judge's LLM has cost {cost:.4f}, and task_judge.llm.max_cost allows {config.max_cost:g}; raise it to "
+            "continue the run"
+        )

@@ -32,7 +32,7 @@ from astuner.errors import ConfigError, TaskDataError
 from astuner.task_judge.llm.client import LlmClient, NoAnswer
 from astuner.task_judge.llm.usage import LlmUsage
 from astuner.task_reader.dataset_file import file_splits
-from astuner.task_reader.filters import describe_left_out
+from astuner.task_reader.reader import describe_left_out
 
 _WORDS = re.compile(r"\w+")
 

@@ -4,16 +4,17 @@ from astuner.diagnostics.evidence import StartEvidence, StepEvidence, UpdateEvid
 from astuner.diagnostics.fork_fixes import fix_for, fixes_for
 from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, sampled_logprobs
 from astuner.diagnostics.monitor import Monitor
-from astuner.diagnostics.registry import CHECKS, Check
+from astuner.diagnostics.registry import Check, all_checks, checks_of
 
 __all__ = [
-    "CHECKS",
     "Check",
     "Monitor",
     "StartEvidence",
     "StepEvidence",
     "TokenPairs",
     "UpdateEvidence",
+    "all_checks",
+    "checks_of",
     "explain_logprob_gap",
     "fix_for",
     "fixes_for",

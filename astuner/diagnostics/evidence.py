@@ -16,7 +16,7 @@ import numpy as np
 from astuner.config.root import AstunerConfig
 from astuner.errors import WorkflowError
 from astuner.model_tuner import ChatCodec
-from astuner.run_record import SampleUpdate
+from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, Ints, LlmCall, TaskSet
 
 T = TypeVar("T")

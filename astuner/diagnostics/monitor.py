@@ -14,9 +14,10 @@ from astuner.diagnostics.evidence import (
     model_facts,
     probe_template,
 )
-from astuner.diagnostics.registry import CHECKS, Stage
+from astuner.diagnostics.registry import Stage, checks_of
 from astuner.model_tuner import ChatCodec
-from astuner.run_record import RunFinding, SampleUpdate
+from astuner.run_record.findings import RunFinding
+from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, TaskSet
 
 # The console repeats a finding that persists after this number of steps.
@@ -117,10 +118,9 @@ class Monitor:
 
     def _run(self, stage: Stage, evidence: object, step: int) -> list[RunFinding]:
         found = []
-        for check in CHECKS:
-            if check.stage == stage:
-                for message, fix in check.find(evidence):
-                    found.append(RunFinding(step, check.name, check.severity, message, fix))
+        for check in checks_of(stage):
+            for message, fix in check.find(evidence):
+                found.append(RunFinding(step, check.name, check.severity, message, fix))
         for finding in found:
             self.report(finding)
         return found

@@ -1,13 +1,13 @@
-"""The table of all checks."""
+"""The tables of all checks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cache
+from typing import Any, Literal, get_args
 
-from astuner.diagnostics import answer_checks, prompt_checks, reward_checks, start_checks, update_checks
-from astuner.run_record import Severity
+from astuner.run_record.findings import Severity
 
 Stage = Literal["start", "rollout", "update"]
 
@@ -47,8 +47,22 @@ _WARNINGS = {
     "sampler_mismatch",
 }
 
-CHECKS: tuple[Check, ...] = (
-    *_checks(
+
+@cache
+def checks_of(stage: Stage) -> tuple[Check, ...]:
+    """Return the checks of a stage, and import them: a dry run has no update."""
+    return tuple({"start": _start_checks, "rollout": _rollout_checks, "update": _update_checks}[stage]())
+
+
+def all_checks() -> tuple[Check, ...]:
+    """Return all checks."""
+    return tuple(check for stage in get_args(Stage) for check in checks_of(stage))
+
+
+def _start_checks() -> Iterator[Check]:
+    from astuner.diagnostics import start_checks
+
+    return _checks(
         "start",
         validation_in_training=start_checks.validation_in_training,
         duplicate_tasks=start_checks.duplicate_tasks,
@@ -60,8 +74,13 @@ CHECKS: tuple[Check, ...] = (
         doubled_bos=start_checks.doubled_bos,
         greedy_training=start_checks.greedy_training,
         learning_rate=start_checks.learning_rate,
-    ),
-    *_checks(
+    )
+
+
+def _rollout_checks() -> Iterator[Check]:
+    from astuner.diagnostics import answer_checks, prompt_checks, reward_checks
+
+    return _checks(
         "rollout",
         doubled_bos_in_prompts=prompt_checks.doubled_bos_in_prompts,
         tools_not_in_prompt=prompt_checks.tools_not_in_prompt,
@@ -88,8 +107,13 @@ CHECKS: tuple[Check, ...] = (
         crashes_are_rewarded=reward_checks.crashes_are_rewarded,
         judge_is_inconsistent=reward_checks.judge_is_inconsistent,
         one_reward_component=reward_checks.one_reward_component,
-    ),
-    *_checks(
+    )
+
+
+def _update_checks() -> Iterator[Check]:
+    from astuner.diagnostics import update_checks
+
+    return _checks(
         "update",
         learning_rate_is_zero=update_checks.learning_rate_is_zero,
         no_gradient=update_checks.no_gradient,
@@ -98,5 +122,4 @@ CHECKS: tuple[Check, ...] = (
         mask_off_by_one=update_checks.mask_off_by_one,
         logprob_gap=update_checks.logprob_gap,
         sampler_mismatch=update_checks.sampler_mismatch,
-    ),
-)
+    )

@@ -12,7 +12,7 @@ from astuner.config.conditions import is_cut
 from astuner.diagnostics.evidence import Result, UpdateEvidence
 from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, off_by_one, sampled_logprobs
 from astuner.errors import shorten
-from astuner.run_record import count_trained_tokens
+from astuner.run_record.updates import count_trained_tokens
 from astuner.schema import Episode, Floats, Sample
 
 # Limits of the mean difference of logprobs. Rounding causes about 1e-5 in float32 and some hundredths in bfloat16.

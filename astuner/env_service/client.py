@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -21,11 +20,11 @@ import httpx
 from loguru import logger
 from pydantic import ValidationError
 
+from astuner.env_service.addresses import TOKEN_VARIABLE, EnvServiceAddress
 from astuner.env_service.connection_pools import ConnectionPools
 from astuner.env_service.protocol import (
     PROFILE,
     PROTOCOL_VERSION,
-    TOKEN_VARIABLE,
     CreatedInstance,
     CreateRequest,
     EnvSource,
@@ -53,19 +52,6 @@ _MAX_DELAY = 5.0
 _CLOSE_SECONDS = 5.0
 # No instance is free, or the service ends and may be restarted.
 _RETRIED_STATUS = (429, 503)
-
-
-@dataclass(frozen=True)
-class EnvServiceAddress:
-    """The address of an environment service.
-
-    Attributes:
-        url: for example `http://127.0.0.1:8080`.
-        token: the token of the service; "" for none.
-    """
-
-    url: str
-    token: str = field(default="", repr=False)
 
 
 class EnvServiceClient:

@@ -4,42 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
-from astuner.env_service.protocol import TOKEN_VARIABLE
-from astuner.errors import EnvError, EpisodeTimeout
+from astuner.doors import through_door
+from astuner.env_service.addresses import EnvServiceAddress, service_address
+from astuner.errors import EpisodeTimeout
 from astuner.schema import EnvInstance, EnvTask, WorkflowTask
 
-AUTO = "auto"
-"""The address of the service that the run starts."""
+if TYPE_CHECKING:
+    from astuner.env_service.client import EnvServiceClient
+
 # Environments that use NumPy's older generators or C code accept no larger seed.
 _SEEDS = 2**31
 _RELEASE_SECONDS = 5.0
-
-
-def service_address(url: str, started: EnvServiceAddress | None = None) -> EnvServiceAddress:
-    """Return the address of a service, with the token of this process's environment variable.
-
-    Args:
-        url: the address as configured.
-        started: the service that the run has started, for `auto`.
-
-    Raises:
-        EnvError: there is no such service.
-    """
-    if url != AUTO:
-        return EnvServiceAddress(url, os.environ.get(TOKEN_VARIABLE, ""))
-    if started is None:
-        raise EnvError(
-            "env_url is auto, but no run has started the service; start one with `astuner env serve`, and set env_url "
-            "to its address"
-        )
-    return started
 
 
 class EpisodeEnvironments:
@@ -110,5 +91,5 @@ class EpisodeEnvironments:
             client = self._clients.get(task.url)
             if client is None:
                 address = self._addresses.get(task.url) or service_address(task.url)
-                client = self._clients[task.url] = EnvServiceClient(address)
+                client = self._clients[task.url] = through_door("environment", "client")(address)
             return client

@@ -10,7 +10,6 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
 
 PROTOCOL_VERSION = 1
-TOKEN_VARIABLE = "ASTUNER_ENV_TOKEN"
 """The environment variable with the token of the service and of its clients."""
 
 ActionPreference = Literal["code", "text", "box"]

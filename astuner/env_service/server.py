@@ -19,10 +19,10 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from astuner.env_service.addresses import TOKEN_VARIABLE
 from astuner.env_service.instances import InstanceTable, ServiceLimits
 from astuner.env_service.protocol import (
     STATUS,
-    TOKEN_VARIABLE,
     ActionPreference,
     CreatedInstance,
     CreateRequest,

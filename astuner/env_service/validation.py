@@ -14,9 +14,9 @@ from typing import Any
 
 import httpx
 
-from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
+from astuner.env_service.addresses import TOKEN_VARIABLE, EnvServiceAddress
+from astuner.env_service.client import EnvServiceClient
 from astuner.env_service.instances import InstanceTable, ServiceLimits
-from astuner.env_service.protocol import TOKEN_VARIABLE
 from astuner.env_service.remote_instance import RemoteInstance, instance_path
 from astuner.env_service.server import create_app
 from astuner.errors import EnvError, short_repr, shorten

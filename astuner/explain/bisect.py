@@ -13,17 +13,12 @@ from rich.console import Console
 from rich.text import Text
 
 from astuner.errors import short_repr
-from astuner.run_record import (
-    EpisodeEntry,
-    RecordedEpisode,
-    by_token,
-    config_difference,
-    entropy_by_token,
-    find_run,
-    read_index,
-    read_metrics,
-    read_recorded_episode,
-)
+from astuner.run_record.episode_file import RecordedEpisode, read_recorded_episode
+from astuner.run_record.episodes import EpisodeEntry, read_index
+from astuner.run_record.lookup import find_run
+from astuner.run_record.metrics import read_metrics
+from astuner.run_record.run_facts import config_difference
+from astuner.run_record.updates import by_token, entropy_by_token
 from astuner.schema import LlmCall, Split
 
 DifferenceKind = Literal[

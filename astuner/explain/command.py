@@ -15,8 +15,11 @@ from astuner.explain.run import RunExplanation, explain_run
 from astuner.explain.text import print_episode, print_run
 from astuner.launcher.console import make_console
 from astuner.redaction import redact
-from astuner.run_record import Split, find_episode, find_run, read_index, read_recorded_episode
+from astuner.run_record.episode_file import read_recorded_episode
+from astuner.run_record.episodes import read_index
 from astuner.run_record.jsonable import to_jsonable
+from astuner.run_record.lookup import find_episode, find_run
+from astuner.schema import Split
 
 
 def explain(

@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from astuner.context_tracker import certificate, count_tokens, encode_ids, shared_prefix_length
 from astuner.diagnostics import fix_for, fixes_for
 from astuner.explain.run import token_saving
-from astuner.run_record import EpisodeEntry, RecordedEpisode, call_advantages
+from astuner.run_record.episode_file import RecordedEpisode
+from astuner.run_record.episodes import EpisodeEntry
+from astuner.run_record.updates import call_advantages
 from astuner.schema import Anomaly, Judgement
 
 

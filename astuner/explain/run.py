@@ -9,16 +9,10 @@ from pathlib import Path
 
 from astuner.context_tracker import certificate
 from astuner.diagnostics import fixes_for
-from astuner.run_record import (
-    EpisodeEntry,
-    FindingSummary,
-    RecordedEpisode,
-    Split,
-    read_findings,
-    read_recorded_episode,
-    summarise_findings,
-)
-from astuner.schema import TokenCounts
+from astuner.run_record.episode_file import RecordedEpisode, read_recorded_episode
+from astuner.run_record.episodes import EpisodeEntry
+from astuner.run_record.findings import FindingSummary, read_findings, summarise_findings
+from astuner.schema import Split, TokenCounts
 
 _MAX_EPISODES_LISTED = 10
 

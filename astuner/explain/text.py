@@ -14,7 +14,8 @@ from rich.table import Table
 from astuner.errors import shorten
 from astuner.explain.episode import EpisodeExplanation, ForkExplanation
 from astuner.explain.run import CertificateSummary, RunExplanation, Totals, add_totals
-from astuner.run_record import NO_ADVANTAGE, FindingSummary
+from astuner.run_record.episodes import NO_ADVANTAGE
+from astuner.run_record.findings import FindingSummary
 from astuner.schema import Judgement
 
 _MAX_ROWS = 20

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from astuner.config.root import AstunerConfig
 from astuner.config.services import HealthConfig, ServiceConfig
+from astuner.doors import through_door
 from astuner.environments_folder import installed_program
 from astuner.localhost import free_port, is_port_taken
 from astuner.processes.guarded_process import TempDir
-from astuner.ray_cluster.head import READY_TEXT, StartedRay, ray_head
-from astuner.ray_cluster.temp_dir import short_parent
+from astuner.ray_cluster.started import StartedRay
 
 _VIEW_PORT = 8765
 
@@ -80,10 +80,8 @@ def built_in_service(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltIn
         service = ServiceConfig(command=command, health=HealthConfig(port=8000))
         install = "`astuner install appworld`, then the command `appworld download data` that it prints"
         return BuiltInService(service, "" if shutil.which(command[0]) else "appworld", install)
-    head = ray_head(config, others_join=name == "ray-cluster")
-    service = ServiceConfig(command=head.argv, env=dict(head.env), health=HealthConfig(port=head.port))
-    temp_dir = TempDir(str(short_parent()), ("TMPDIR", "RAY_TMPDIR"))
-    return BuiltInService(service, "ray", '`pip install "ray[default]"`', temp_dir, head.ray, READY_TEXT)
+    service_of_ray: BuiltInService = through_door("ray", "service")(config, others_join=name == "ray-cluster")
+    return service_of_ray
 
 
 def _lock_view_port() -> ViewerPortLock | None:

@@ -24,7 +24,8 @@ from astuner.launcher.transcripts import EpisodeTranscript
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
 from astuner.redaction import redact
-from astuner.run_record import config_of, find_run
+from astuner.run_record.lookup import find_run
+from astuner.run_record.run_facts import config_of
 from astuner.schema import Message, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_rollout import ActiveEpisodes, BatchRequest

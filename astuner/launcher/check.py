@@ -29,7 +29,7 @@ from astuner.launcher.launch import Launcher
 from astuner.launcher.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 from astuner.llm_engine.vllm_server.installation import check_engine_packages
 from astuner.redaction import redact_argv
-from astuner.run_record import check_loggers
+from astuner.run_record.loggers import check_loggers
 from astuner.task_reader import describe_left_out
 from astuner.task_rollout import ActiveEpisodes
 

@@ -21,7 +21,7 @@ from rich.text import Text
 from astuner.plugin import raised_at
 from astuner.redaction import redact
 from astuner.redaction.output import redacted_output
-from astuner.run_record import FILE_ONLY
+from astuner.run_record.console_lines import FILE_ONLY
 
 if TYPE_CHECKING:
     from loguru import Message

@@ -8,9 +8,7 @@ from pathlib import Path
 
 from astuner.config.root import AstunerConfig
 from astuner.config.services import HealthConfig, ServiceConfig
-from astuner.env_service.client import EnvServiceAddress
-from astuner.env_service.episodes import AUTO
-from astuner.env_service.protocol import TOKEN_VARIABLE
+from astuner.env_service.addresses import AUTO, TOKEN_VARIABLE, EnvServiceAddress
 from astuner.localhost import ADDRESS, free_port
 from astuner.redaction import learn_secrets
 

@@ -40,6 +40,7 @@ from astuner.config.to_yaml import to_yaml
 from astuner.debugging.breakpoints import describe_missed_tags, set_debugger_port
 from astuner.debugging.signals import report_on_usr1
 from astuner.debugging.tracebacks import format_stack, thread_stack
+from astuner.doors import through_door
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import (
     add_traceback_note,
@@ -53,15 +54,16 @@ from astuner.launcher.episode_table import (
     episode_table,
     explain_no_training,
 )
-from astuner.launcher.resume import can_resume
-from astuner.launcher.run_result import print_result
 from astuner.launcher.services import Services
 from astuner.launcher.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 from astuner.llm_engine.vllm_server.installation import check_engine_packages, installed_vllm
-from astuner.ray_cluster.environment import ON_LOOPBACK, environment_set
-from astuner.ray_cluster.head import is_own_ray
+from astuner.ray_cluster.started import is_own_ray
 from astuner.redaction import redact
-from astuner.run_record import FILE_ONLY, FolderLock, LoggerName, RunRecord, RunSummary, check_loggers
+from astuner.run_record.console_lines import FILE_ONLY
+from astuner.run_record.folder import FolderLock
+from astuner.run_record.loggers import LoggerName, check_loggers
+from astuner.run_record.record import RunRecord
+from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
 from astuner.task_reader import describe_left_out
 from astuner.task_rollout import ActiveEpisodes, Split, describe_failures
@@ -272,6 +274,8 @@ class Launcher:
             if (missed := describe_missed_tags()) is not None:
                 logger.warning("{}", missed)
             if isinstance(result, RunSummary):
+                from astuner.launcher.run_result import print_result
+
                 print_result(console, result, record.folder)
             return result
 
@@ -284,7 +288,7 @@ class Launcher:
         is_ray_backbone = config.backbone in ("trinity", "verl")
         if is_ray_backbone and is_own_ray(config.trainer_common.ray_address, self.services.ray):
             # Before the user's code is imported, because importing ray reads the environment.
-            stack.enter_context(environment_set(ON_LOOPBACK))
+            stack.enter_context(through_door("ray", "on_loopback")())
         with warn_if_slow("read_tasks", config.deadlines, active):
             return load_inputs()
 
@@ -315,11 +319,16 @@ class Launcher:
     def _open_record(self, folder: Path, *, may_resume: bool) -> RunRecord:
         config = self.config.astuner
         config_yaml = to_yaml(self.config, redacted=True)
+        resume = False
+        if may_resume and config.trainer_common.resume:
+            from astuner.launcher.resume import can_resume
+
+            resume = can_resume(folder, config_yaml, self.config_dir)
         return RunRecord.open(
             folder,
             backbone=config.backbone,
             config_yaml=config_yaml,
-            resume=may_resume and config.trainer_common.resume and can_resume(folder, config_yaml, self.config_dir),
+            resume=resume,
             loggers=self._loggers,
             project=config.project_name,
             config_dir=self.config_dir,

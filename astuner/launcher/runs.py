@@ -14,16 +14,9 @@ from rich.table import Table
 
 from astuner.clock import duration_text
 from astuner.errors import RecordError, shorten
-from astuner.run_record import (
-    FolderLock,
-    RunFacts,
-    describe_result,
-    describe_run,
-    is_record,
-    read_facts,
-    result_difference,
-    setting_differences,
-)
+from astuner.run_record.folder import FolderLock, is_record
+from astuner.run_record.run_facts import RunFacts, read_facts
+from astuner.run_record.run_results import describe_result, describe_run, result_difference, setting_differences
 
 _STYLES = {"running": "green", "finished": "", "failed": "bold red", "stopped": "yellow"}
 

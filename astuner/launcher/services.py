@@ -18,7 +18,7 @@ from loguru import logger
 
 from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
-from astuner.env_service.client import EnvServiceAddress
+from astuner.env_service.addresses import EnvServiceAddress
 from astuner.errors import ConfigError, ServiceError, did_you_mean
 from astuner.launcher.built_in_services import BuiltInService, built_in_service
 from astuner.launcher.env_service import SERVICE_NAME as ENV_SERVICE
@@ -26,7 +26,7 @@ from astuner.launcher.env_service import automatic_env_service
 from astuner.localhost import is_port_taken, port_holder
 from astuner.processes.guarded_process import GuardedProcess, TempDir
 from astuner.processes.log import ProcessLog
-from astuner.ray_cluster.head import StartedRay
+from astuner.ray_cluster.started import StartedRay
 from astuner.redaction import learn_secrets, redact_argv
 
 _RAY_SERVICES = ("ray", "ray-cluster")

@@ -12,7 +12,7 @@ from rich.text import Text
 from astuner.errors import shorten
 from astuner.launcher.console import escape_control_characters
 from astuner.redaction import redact
-from astuner.run_record import common_prefix_len
+from astuner.run_record.episode_file import common_prefix_len
 from astuner.schema import Episode, LlmCall, Message
 
 Shown = int | Literal["all", "none"]

@@ -46,6 +46,11 @@ def environment_set(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
             os.environ.pop(name, None)
 
 
+def on_loopback() -> contextlib.AbstractContextManager[dict[str, str]]:
+    """Make Ray listen on this machine only if it is imported during the block."""
+    return environment_set(ON_LOOPBACK)
+
+
 def pretended_gpus(count: int) -> dict[str, str]:
     """Return the variables with which Ray starts `count` GPUs that the machine does not have.
 

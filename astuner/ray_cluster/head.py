@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from astuner.config.root import AstunerConfig
 from astuner.localhost import ADDRESS, free_port
 from astuner.ray_cluster.environment import LEAST_CPUS, OWN_ENVIRONMENT, OWN_RAY, pretended_gpus
+from astuner.ray_cluster.started import StartedRay
 
 CLUSTER_PORT = 6379
 """Port of a head that other machines join: Ray's default port."""
@@ -19,29 +20,6 @@ READY_TEXT = "Ray runtime started"
 """What `ray start` prints when the node has registered. The head's port is open before, when no run can connect yet."""
 
 _CPU_OBJECT_STORE_BYTES = 500_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class StartedRay:
-    """A Ray instance that was started as a service of the run.
-
-    Attributes:
-        address: `host:port` of its head, on this machine.
-        others_join: whether nodes on other machines may join.
-    """
-
-    address: str
-    others_join: bool
-
-
-def is_own_ray(address: str | None, started: StartedRay | None) -> bool:
-    """Return whether a run starts its own Ray instance and uses this machine only.
-
-    Args:
-        address: `trainer_common.ray_address`.
-        started: the Ray instance that `--with-ray` or `--with-ray-cluster` has started.
-    """
-    return address is None and (started is None or not started.others_join)
 
 
 @dataclass(frozen=True, slots=True)

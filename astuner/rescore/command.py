@@ -26,8 +26,10 @@ from astuner.rescore.audit import RewardPair, audit_rewards
 from astuner.rescore.comparison import compare, reward_correlation, with_held_out
 from astuner.rescore.judging import JudgedEpisode, has_output, judge_episodes
 from astuner.rescore.text import print_rescore
-from astuner.run_record import EpisodeEntry, Split, find_run, read_index
+from astuner.run_record.episodes import EpisodeEntry, read_index
+from astuner.run_record.lookup import find_run
 from astuner.run_record.rescores import Rescore, RescoredEpisode, RewardAudit, create_rescore_folder, write_rescore
+from astuner.schema import Split
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.loading import make_judge
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from astuner.errors import EpisodeError, JudgeError, JudgeUnavailableError, UnjudgedError, UnscoredError, message_of
-from astuner.run_record import EpisodeEntry
+from astuner.run_record.episodes import EpisodeEntry
 from astuner.run_record.judge_inputs import JudgeInput, read_judge_inputs
 from astuner.schema import Episode, Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.batch_scoring import score_batch

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from astuner.task_reader.filters import apply_filters, describe_left_out
-from astuner.task_reader.reader import read_tasks
+from astuner.task_reader.reader import describe_left_out, read_tasks
 from astuner.task_reader.task_reader_base import BaseTaskReader
 
-__all__ = ["BaseTaskReader", "apply_filters", "describe_left_out", "read_tasks"]
+__all__ = ["BaseTaskReader", "describe_left_out", "read_tasks"]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from astuner.config.data import EnvServiceConfig
-from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
-from astuner.env_service.episodes import service_address
+from astuner.env_service.addresses import EnvServiceAddress, service_address
+from astuner.env_service.client import EnvServiceClient
 from astuner.errors import EnvError, TaskDataError
 from astuner.schema import EnvTask, Task
 

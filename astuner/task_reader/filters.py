@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from astuner.config.task_selection import (
 from astuner.errors import AstunerError, PluginError, TaskDataError, describe_error, short_repr, shorten
 from astuner.plugin import load_function, raised_at
 from astuner.schema import Task, TaskSet
+from astuner.task_reader.reader import describe_left_out
 
 Causes = list[str | None]
 """For each task, why it is left out; None if it stays."""
@@ -67,12 +68,6 @@ def apply_filters(
             " and of ".join(sorted(empty)),
         )
     return replace(tasks, training=tuple(training), validation=tuple(validation), left_out=dict(left_out))
-
-
-def describe_left_out(left_out: Mapping[str, int]) -> str:
-    """Return how many tasks were left out, and why."""
-    causes = ", ".join(f"{count} {shorten(cause)}" for cause, count in left_out.items())
-    return f"{sum(left_out.values())} tasks ({causes})"
 
 
 def _kept(tasks: Sequence[Task], causes: Causes, left_out: Counter[str]) -> list[Task]:

@@ -17,12 +17,11 @@ from astuner.config.data import (
     TaskReaderConfig,
     part_names,
 )
-from astuner.env_service.client import EnvServiceAddress
-from astuner.errors import ConfigError, TaskDataError
+from astuner.doors import through_door
+from astuner.env_service.addresses import EnvServiceAddress
+from astuner.errors import ConfigError, TaskDataError, shorten
 from astuner.schema import Task, TaskSet
 from astuner.task_reader.dataset_file import file_splits
-from astuner.task_reader.env_service import env_splits
-from astuner.task_reader.huggingface_dat_repo import repo_splits
 from astuner.task_reader.task_reader_base import RandomDummyReader, SeedReader, load_reader, tasks_of
 from astuner.task_reader.tasks import DatasetSplit, make_tasks
 
@@ -94,7 +93,7 @@ def _read_source(
         training_split, validation_split = file_splits(section, base_dir, search)
     elif config.type == "huggingface_dat_repo":
         section = config.huggingface_dat_repo
-        training_split, validation_split = repo_splits(section, base_dir)
+        training_split, validation_split = through_door("tasks", config.type)(section, base_dir)
     elif config.type == "random_dummy":
         return tasks_of(RandomDummyReader(config.random_dummy, transcripts=transcripts), config.type, transcripts)
     elif config.type == "seeds":
@@ -121,7 +120,7 @@ def _read_source(
 def _env_tasks(config: EnvServiceConfig, key: str, transcripts: bool, env_service: EnvServiceAddress | None) -> TaskSet:
     if transcripts:
         raise _no_transcripts("an environment", key)
-    training, validation = env_splits(config, f"{key}.env_service", env_service)
+    training, validation = through_door("tasks", "env_service")(config, f"{key}.env_service", env_service)
     if not training:
         raise TaskDataError(f"split {config.training_split!r} of {config.env_type} has no training tasks.")
     return TaskSet(tuple(training), tuple(validation))
@@ -147,6 +146,12 @@ def _read(
         raise TaskDataError(f"{summary}\nFix them, or set {key}.skip_bad_rows: true to skip them.")
     logger.warning("{}\nThey are skipped.", summary)
     return tasks, skipped
+
+
+def describe_left_out(left_out: Mapping[str, int]) -> str:
+    """Return how many tasks were left out, and why."""
+    causes = ", ".join(f"{count} {shorten(cause)}" for cause, count in left_out.items())
+    return f"{sum(left_out.values())} tasks ({causes})"
 
 
 def describe_problems(problems: Mapping[str, Sequence[str]]) -> str:

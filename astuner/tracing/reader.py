@@ -12,7 +12,9 @@ from typing import Any, Literal
 from loguru import logger
 
 from astuner.errors import RecordError, TaskDataError
-from astuner.run_record import is_record, read_episode, read_index
+from astuner.run_record.episode_file import read_episode
+from astuner.run_record.episodes import read_index
+from astuner.run_record.folder import is_record
 from astuner.task_reader.dataset_file import json_rows
 from astuner.task_reader.reader import describe_problems
 from astuner.task_reader.tasks import DatasetRow

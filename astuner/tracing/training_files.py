@@ -19,7 +19,7 @@ from astuner.plugin import load_function
 from astuner.run_record.files import dump_json, write_atomically
 from astuner.task_judge.llm.client import LlmClient
 from astuner.task_reader.dataset_file import find_path, path_from_function
-from astuner.task_reader.filters import describe_left_out
+from astuner.task_reader.reader import describe_left_out
 from astuner.tracing.convert import Conversion, Target, convert, redacted
 from astuner.tracing.reader import read_traces
 

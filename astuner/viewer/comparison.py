@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher
 from typing import Any, TypeVar
 
-from astuner.run_record import RecordedEpisode
 from astuner.run_record.answers import message_text
+from astuner.run_record.episode_file import RecordedEpisode
 from astuner.viewer.conversation import conversation
 from astuner.viewer.word_diff import DiffBudget, word_diff
 

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 from fastapi import FastAPI, Query, Response
 
 from astuner.errors import RecordError
-from astuner.run_record import RecordedEpisode, config_of
+from astuner.run_record.episode_file import RecordedEpisode
+from astuner.run_record.run_facts import config_of
 from astuner.viewer import queries
 from astuner.viewer.comparison import compare
 from astuner.viewer.episode_view import (

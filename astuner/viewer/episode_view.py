@@ -8,7 +8,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from astuner.run_record import NO_ADVANTAGE, RecordedEpisode, call_advantages, read_recorded_episode
+from astuner.run_record.episode_file import RecordedEpisode, read_recorded_episode
+from astuner.run_record.episodes import NO_ADVANTAGE
+from astuner.run_record.updates import call_advantages
 from astuner.schema import Episode, LlmCall
 from astuner.viewer.conversation import Messages
 from astuner.viewer.run_files import file_in_run

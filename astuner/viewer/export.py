@@ -11,19 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from astuner.errors import RecordError
-from astuner.run_record import (
-    NO_ADVANTAGE,
-    EpisodeEntry,
-    RecordedEpisode,
-    by_token,
-    config_of,
-    entropy_by_token,
-    find_episode,
-    find_run,
-    read_index,
-)
+from astuner.run_record.episode_file import RecordedEpisode
+from astuner.run_record.episodes import NO_ADVANTAGE, EpisodeEntry, read_index
 from astuner.run_record.files import OnDamaged, dump_json
 from astuner.run_record.jsonable import to_jsonable
+from astuner.run_record.lookup import find_episode, find_run
+from astuner.run_record.run_facts import config_of
+from astuner.run_record.updates import by_token, entropy_by_token
 from astuner.viewer.episode_view import episode_view, read_episode_at
 from astuner.viewer.page_bundle import STATIC, bundle
 from astuner.viewer.token_texts import find_token_texts

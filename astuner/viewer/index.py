@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from astuner.errors import without_variable_parts
-from astuner.run_record import ReadPosition, read_new_lines
+from astuner.run_record.files import ReadPosition, read_new_lines
 from astuner.viewer.database import open_database
 from astuner.viewer.run_files import file_in_run
 from astuner.viewer.text_index import EpisodeList, TextIndex, text_database

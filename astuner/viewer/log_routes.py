@@ -8,7 +8,7 @@ from fastapi import FastAPI, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, StringConstraints, ValidationError
 from starlette.responses import JSONResponse
 
-from astuner.run_record import RunNote, write_note
+from astuner.run_record.run_facts import RunNote, write_note
 from astuner.viewer.failures import failures
 from astuner.viewer.logs import log_files, read_piece, search_log, tracebacks
 from astuner.viewer.responses import json_response

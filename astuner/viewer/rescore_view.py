@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.errors import RecordError
-from astuner.run_record import RescoredEpisode, find_rescores, read_rescored_episodes
+from astuner.run_record.rescores import RescoredEpisode, find_rescores, read_rescored_episodes
 from astuner.viewer.index import key_of, shorten
 
 _MAX_EPISODES = 300

@@ -9,14 +9,10 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Response
 
-from astuner.run_record import (
-    Split,
-    describe_result,
-    mean_interval,
-    read_facts,
-    result_difference,
-    success_interval,
-)
+from astuner.run_record.intervals import mean_interval, success_interval
+from astuner.run_record.run_facts import read_facts
+from astuner.run_record.run_results import describe_result, result_difference
+from astuner.schema import Split
 from astuner.viewer.responses import json_response
 from astuner.viewer.runs import IndexCache
 

@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from astuner.errors import RecordError
-from astuner.run_record import (
-    FindingSummary,
-    RunFacts,
-    RunSummary,
-    is_record,
-    read_facts,
-    read_findings,
-    run_state,
-    summarise_findings,
-)
+from astuner.run_record.findings import FindingSummary, read_findings, summarise_findings
+from astuner.run_record.folder import is_record
+from astuner.run_record.run_facts import RunFacts, read_facts, run_state
+from astuner.run_record.summary import RunSummary
 from astuner.viewer import queries
 from astuner.viewer.index import RunIndex
 

@@ -17,8 +17,8 @@ from starlette.types import Scope
 
 from astuner.errors import RecordError
 from astuner.localhost import ADDRESS, listen, local_hosts
-from astuner.run_record import config_difference, config_of, run_state, summary_of
 from astuner.run_record.answers import answer_of
+from astuner.run_record.run_facts import config_difference, config_of, run_state, summary_of
 from astuner.viewer import queries
 from astuner.viewer.episode_routes import add_episode_routes
 from astuner.viewer.episode_search import find_episodes

@@ -20,8 +20,8 @@ import httpx
 
 from astuner.errors import RecordError
 from astuner.localhost import ADDRESS, local_hosts
-from astuner.run_record import find_run
 from astuner.run_record.files import dump_json
+from astuner.run_record.lookup import find_run
 from astuner.viewer import queries
 from astuner.viewer.export import file_size, megabytes
 from astuner.viewer.page_bundle import STATIC, bundle

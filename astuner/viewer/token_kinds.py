@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby, takewhile, zip_longest
 from typing import Any
 
-from astuner.run_record import SampleUpdate, by_token, entropy_by_token, span_values
+from astuner.run_record.updates import SampleUpdate, by_token, entropy_by_token, span_values
 from astuner.schema import LlmCall, Sample
 from astuner.viewer.trie import Trie
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from astuner.run_record import config_of, search_folders_of, summary_of
+from astuner.run_record.run_facts import config_of, search_folders_of, summary_of
 
 _FILE = "tokenizer.json"
 _REPLACED = "\ufffd"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from astuner.run_record import common_prefix_len
+from astuner.run_record.episode_file import common_prefix_len
 from astuner.schema import LlmCall
 
 

@@ -13,8 +13,8 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from astuner.agent_loop import SUMMARY_TARGET, LoopSettings
-from astuner.config.agent_loop import ContextTrackerConfig
+from astuner.agent_loop import LoopSettings
+from astuner.config.agent_loop import SUMMARY_TARGET, ContextTrackerConfig
 from astuner.context_tracker import build_samples, certificate
 from astuner.model_tuner import FrozenModel, Targets
 from astuner.schema import Episode

@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 from astuner import AstunerJob
+from astuner.backbone.training.episode_rollout import make_rollout
 from astuner.backbone.training.run_inputs import RunInputs, load_agent_inputs
-from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings
 from astuner.schema import Episode, Task

@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from astuner import AstunerJob  # noqa: E402
+from astuner.backbone.training.episode_rollout import make_rollout  # noqa: E402
 from astuner.backbone.training.run_inputs import load_agent_inputs  # noqa: E402
-from astuner.backbone.training.worker_process_pool import make_rollout  # noqa: E402
 from astuner.llm_engine.scripted import ScriptedEngine  # noqa: E402
 from astuner.model_tuner import CallSettings  # noqa: E402
 from astuner.schema import Task  # noqa: E402

@@ -20,7 +20,7 @@ from astuner.algorithms.update_records import TokenValues
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.session import TrainingSession
 from astuner.model_tuner.history import History, Prompt
-from astuner.run_record import count_trained_tokens
+from astuner.run_record.updates import count_trained_tokens
 from astuner.schema import Completion, Episode, Message, Packed, SamplingParams, joined
 from astuner.task_rollout import BatchRequest, OnEpisode
 from astuner.task_runner.samples import with_samples

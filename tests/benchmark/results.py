@@ -9,7 +9,7 @@ import numpy as np
 from astuner.benchmark import BenchResult, SeedResult
 from astuner.benchmark.results import bench_result
 from astuner.benchmark.suite import SuiteEntry
-from astuner.run_record import TokensSummary
+from astuner.run_record.summary import TokensSummary
 
 STEPS = (0, 10, 20, 30, 40)
 

@@ -23,7 +23,8 @@ from astuner.cli import astuner as command
 from astuner.environments.env_dir import EnvDir, InstallManifest
 from astuner.environments.reexec import missing_packages
 from astuner.errors import ConfigError, InstallError, RecordError
-from astuner.run_record import FolderLock, current_environment, is_being_written, read_summary
+from astuner.run_record import read_summary
+from astuner.run_record.folder import FolderLock, current_environment, is_being_written
 from tests.preloaded import AstunerProcess
 
 AGENTS = Path(__file__).parents[1] / "backbone/local/agents.py"

@@ -32,7 +32,8 @@ from torch import Tensor
 
 from astuner import AstunerJob
 from astuner.config.corrections import CORRECTIONS
-from astuner.run_record import read_metrics, summary_of
+from astuner.run_record import read_metrics
+from astuner.run_record.run_facts import summary_of
 from tests.campaigns.bench_regressions import create_inputs
 
 _TITLES = {

@@ -12,10 +12,10 @@ import pytest
 
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
-from astuner.diagnostics import CHECKS, StartEvidence, StepEvidence, UpdateEvidence
+from astuner.diagnostics import StartEvidence, StepEvidence, UpdateEvidence, all_checks
 from astuner.diagnostics.evidence import model_facts, probe_template
 from astuner.model_tuner import ChatCodec
-from astuner.run_record import SampleUpdate
+from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, LlmCall, SamplingParams, Task, TaskSet
 
 Found = list[tuple[str, str]]
@@ -23,7 +23,7 @@ Found = list[tuple[str, str]]
 
 def found(name: str, evidence: Any) -> Found:
     """Return the findings of a check."""
-    (check,) = [check for check in CHECKS if check.name == name]
+    (check,) = [check for check in all_checks() if check.name == name]
     return list(check.find(evidence))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from astuner.config.data import TaskReaderConfig
-from astuner.diagnostics import CHECKS
+from astuner.diagnostics import checks_of
 from astuner.model_tuner import ChatCodec
 from astuner.schema import Episode, Fork, LlmCall, SamplingParams
 from tests.conftest import TOOLS
@@ -28,8 +28,8 @@ def change_calls(episodes: list[Episode], **fields: Any) -> list[Episode]:
 
 def test_ordinary_episodes_have_no_finding(evidence: Evidence):
     step = evidence.step(evidence.ordinary())
-    assert {check.name: list(check.find(step)) for check in CHECKS if check.stage == "rollout"} == {
-        check.name: [] for check in CHECKS if check.stage == "rollout"
+    assert {check.name: list(check.find(step)) for check in checks_of("rollout")} == {
+        check.name: [] for check in checks_of("rollout")
     }
 
 

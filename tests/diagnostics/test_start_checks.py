@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from astuner.diagnostics import CHECKS
+from astuner.diagnostics import all_checks, checks_of
 from astuner.model_tuner import ChatCodec
 from astuner.schema import EnvTask, Task, TaskSet
 from tests.diagnostics.conftest import Evidence, found, make_task
@@ -17,8 +17,8 @@ from tests.diagnostics.conftest import Evidence, found, make_task
 
 def test_an_ordinary_start_has_no_finding(evidence: Evidence):
     start = evidence.start()
-    assert [(check.name, list(check.find(start))) for check in CHECKS if check.stage == "start"] == [
-        (check.name, []) for check in CHECKS if check.stage == "start"
+    assert [(check.name, list(check.find(start))) for check in checks_of("start")] == [
+        (check.name, []) for check in checks_of("start")
     ]
 
 
@@ -134,7 +134,7 @@ def test_a_learning_rate_that_destroys_or_does_nothing(evidence: Evidence, rate:
 
 
 def test_the_name_of_each_check_is_unique():
-    assert len({check.name for check in CHECKS}) == len(CHECKS)
+    assert len({check.name for check in all_checks()}) == len(all_checks())
 
 
 def test_a_model_without_readable_files_is_unknown(evidence: Evidence, tmp_path: Path):

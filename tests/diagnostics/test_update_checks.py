@@ -10,15 +10,15 @@ import pytest
 
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
-from astuner.diagnostics import CHECKS, explain_logprob_gap
-from astuner.run_record import SampleUpdate
+from astuner.diagnostics import checks_of, explain_logprob_gap
+from astuner.run_record.updates import SampleUpdate
 from tests.diagnostics.conftest import Evidence, found
 
 
 def test_an_ordinary_update_has_no_finding(evidence: Evidence):
     update = evidence.update(evidence.ordinary())
-    assert {check.name: list(check.find(update)) for check in CHECKS if check.stage == "update"} == {
-        check.name: [] for check in CHECKS if check.stage == "update"
+    assert {check.name: list(check.find(update)) for check in checks_of("update")} == {
+        check.name: [] for check in checks_of("update")
     }
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import psutil
 
-from astuner.env_service.client import EnvServiceAddress
+from astuner.env_service.addresses import EnvServiceAddress
 
 ENVIRONMENTS = Path(__file__).parent / "environments.py"
 CLASSES = {"guess": "GuessNumber", "async": "AsyncGuessNumber", "faulty": "Faulty", "seats": "TwoSeats"}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from astuner import AstunerJob
+from astuner.backbone.training.episode_rollout import make_rollout
 from astuner.backbone.training.run_inputs import load_agent_inputs
-from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.config.data import EnvServiceConfig, TaskReaderConfig
 from astuner.errors import TaskDataError
 from astuner.llm_engine.scripted import ScriptedEngine

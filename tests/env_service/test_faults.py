@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from astuner.env_service import host_process
-from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
+from astuner.env_service.addresses import EnvServiceAddress
+from astuner.env_service.client import EnvServiceClient
 from astuner.errors import EnvError
 from astuner.schema import EnvTask
 from tests.env_service.services import Service, has_ended, serving, wait_until
@@ -172,7 +173,8 @@ async def test_a_full_service_makes_clients_wait(tmp_path: Path) -> None:
 _CLIENT = """
 import asyncio, sys, time
 from astuner.env_service import host_process
-from astuner.env_service.client import EnvServiceAddress, EnvServiceClient
+from astuner.env_service.addresses import EnvServiceAddress
+from astuner.env_service.client import EnvServiceClient
 from astuner.schema import EnvTask
 async def main():
     client = EnvServiceClient(EnvServiceAddress(sys.argv[1]))

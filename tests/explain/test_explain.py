@@ -17,7 +17,8 @@ from astuner.context_tracker import build_samples, limit_samples
 from astuner.diagnostics import fix_for
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
-from astuner.run_record import RunRecord, SampleUpdate, count_trained_tokens
+from astuner.run_record.record import RunRecord
+from astuner.run_record.updates import SampleUpdate, count_trained_tokens
 from astuner.schema import Anomaly, Episode, EpisodeStatus, ForkCause, Judgement, LlmCall, Task
 from astuner.task_rollout.statistics import tokens_of
 from tests.launcher.conftest import Command

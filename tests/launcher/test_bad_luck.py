@@ -17,7 +17,9 @@ from typing import Any
 import pytest
 import torch
 
-from astuner.run_record import EpisodeEntry, FolderLock, read_episode, read_index, read_metrics, read_summary
+from astuner.run_record import read_episode, read_index, read_metrics, read_summary
+from astuner.run_record.episodes import EpisodeEntry
+from astuner.run_record.folder import FolderLock
 from astuner.task_rollout import pool
 from tests.launcher.conftest import Command
 

@@ -8,14 +8,10 @@ from pathlib import Path
 import pytest
 
 from astuner.launcher.run_result import choose_task
-from astuner.run_record import (
-    EpisodeEntry,
-    MetricsRow,
-    RunSummary,
-    ValidationsSummary,
-    ValidationSummary,
-    run_verdict,
-)
+from astuner.run_record.episodes import EpisodeEntry
+from astuner.run_record.metrics import MetricsRow
+from astuner.run_record.summary import RunSummary, ValidationsSummary, ValidationSummary
+from astuner.run_record.verdict import run_verdict
 from tests.launcher.conftest import Command
 
 STEP = {"episodes/total": 8.0, "update/groups_without_variance": 0.0, "kl/update": 0.01}

@@ -12,15 +12,10 @@ import pytest
 from click.testing import CliRunner, Result
 
 from astuner.cli import astuner as command
-from astuner.run_record import (
-    EpisodesSummary,
-    FolderLock,
-    RunRecord,
-    RunSummary,
-    ValidationsSummary,
-    ValidationSummary,
-    read_note,
-)
+from astuner.run_record.folder import FolderLock
+from astuner.run_record.record import RunRecord
+from astuner.run_record.run_facts import read_note
+from astuner.run_record.summary import EpisodesSummary, RunSummary, ValidationsSummary, ValidationSummary
 
 CONFIG = """
 astuner:

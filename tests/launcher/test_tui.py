@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from astuner.run_record import RunRecord
+from astuner.run_record.record import RunRecord
 from astuner.schema import Episode, LlmCall, Task
 from tests.viewer.long_runs import many_episodes
 from tests.viewer.records import open_record, step_metrics

@@ -11,8 +11,9 @@ import torch
 
 from astuner.algorithms.advantages import group_relative_advantages
 from astuner.context_tracker import build_samples
-from astuner.run_record import RunRecord, SampleUpdate, Split, count_trained_tokens
-from astuner.schema import Episode, LlmCall, Task
+from astuner.run_record.record import RunRecord
+from astuner.run_record.updates import SampleUpdate, count_trained_tokens
+from astuner.schema import Episode, LlmCall, Split, Task
 from astuner.task_rollout.statistics import tokens_of
 
 CONFIG = "astuner:\n  backbone: local\n  trainer_common:\n    algorithm:\n      adv_estimator: {}\n"

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from astuner.run_record import RunRecord, read_index
+from astuner.run_record import read_index
+from astuner.run_record.record import RunRecord
 from astuner.run_record.rescores import find_rescores, read_rescore, read_rescored_episodes
 from astuner.schema import Anomaly
 from astuner.task_rollout.statistics import tokens_of

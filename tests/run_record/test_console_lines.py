@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from loguru import logger
 
-from astuner.run_record import MetricsRow
 from astuner.run_record.console_lines import FILE_ONLY, ConsoleLogger, spark_line
+from astuner.run_record.metrics import MetricsRow
 
 EPISODES = {"episodes/total": 64.0, "episodes/failed": 0.0, "episodes/dropped": 0.0, "calls/total": 128.0}
 EPISODES |= {"samples/total": 64.0, "tokens/raw": 15360.0, "tokens/distinct": 9216.0, "tokens/trained": 4096.0}

@@ -11,9 +11,9 @@ import pytest
 from loguru import logger
 
 from astuner.errors import RecordError
-from astuner.run_record import RunFinding, read_findings, summarise_findings
+from astuner.run_record import read_findings
 from astuner.run_record.episodes import EpisodeEntry
-from astuner.run_record.findings import FINDINGS_FILE, FindingsFile
+from astuner.run_record.findings import FINDINGS_FILE, FindingsFile, RunFinding, summarise_findings
 from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsFile
 

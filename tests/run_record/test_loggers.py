@@ -11,9 +11,10 @@ import pytest
 from loguru import logger
 
 from astuner.errors import ConfigError, RecordError
-from astuner.run_record import RunRecord, read_metrics
+from astuner.run_record import read_metrics
 from astuner.run_record.loggers import RunName, TensorboardLogger, check_loggers, open_loggers
 from astuner.run_record.metrics import MetricsFile, MetricsRow
+from astuner.run_record.record import RunRecord
 
 TensorboardEvents = Callable[[Path], dict[str, list[tuple[int, float]]]]
 
@@ -220,7 +221,7 @@ def test_trackers_are_imported_only_if_configured(tmp_path: Path) -> None:
     script = f"""
 import sys
 from pathlib import Path
-from astuner.run_record import RunRecord
+from astuner.run_record.record import RunRecord
 heavy = ("torch", "tensorflow", "wandb", "swanlab", "trackio", "tensorboard", "matplotlib")
 with RunRecord.open(Path({str(tmp_path / "exp")!r}), backbone="local", config_yaml="", resume=False) as record:
     print([name for name in heavy if name in sys.modules])

@@ -12,13 +12,9 @@ from typing import Any
 import pytest
 
 from astuner.errors import RecordError
-from astuner.run_record import (
-    RunRecord,
-    SampleUpdate,
-    read_index,
-    read_metrics,
-    read_recorded_episode,
-)
+from astuner.run_record import read_index, read_metrics, read_recorded_episode
+from astuner.run_record.record import RunRecord
+from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, TokenCounts
 
 MakeEpisode = Callable[..., Episode]

@@ -10,8 +10,8 @@ import pytest
 from matplotlib.image import imread
 
 from astuner.errors import RecordError
-from astuner.run_record import plot_run
 from astuner.run_record.metrics import MetricsFile
+from astuner.run_record.plots import plot_run
 
 TRAIN, VALIDATION, LOSS, KL = "#2563eb", "#c2410c", "#475569", "#7c3aed"
 

@@ -17,16 +17,11 @@ import pytest
 from loguru import logger
 
 from astuner.errors import ConfigError, RecordError
-from astuner.run_record import (
-    RunRecord,
-    RunSummary,
-    current_environment,
-    plot_run,
-    read_episode,
-    read_index,
-    read_metrics,
-    read_summary,
-)
+from astuner.run_record import read_episode, read_index, read_metrics, read_summary
+from astuner.run_record.folder import current_environment
+from astuner.run_record.plots import plot_run
+from astuner.run_record.record import RunRecord
+from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode, LlmCall, Task, TokenCounts
 
 MakeEpisode = Callable[..., Episode]
@@ -191,7 +186,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from loguru import logger
-from astuner.run_record import RunRecord
+from astuner.run_record.record import RunRecord
 from astuner.schema import Episode, LlmCall, Task
 logger.remove()
 record = RunRecord.open(Path(sys.argv[1]), backbone="local", config_yaml="", resume=False)
@@ -302,7 +297,7 @@ import resource, sys
 from pathlib import Path
 from loguru import logger
 from astuner.errors import RecordError
-from astuner.run_record import RunRecord
+from astuner.run_record.record import RunRecord
 from astuner.schema import Episode, LlmCall, Task
 logger.remove()
 with RunRecord.open(Path(sys.argv[1]), backbone="local", config_yaml="", resume=False) as record:

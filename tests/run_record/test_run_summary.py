@@ -7,13 +7,13 @@ import pytest
 from pydantic import ValidationError
 
 from astuner.errors import RecordError
-from astuner.run_record import (
+from astuner.run_record import read_summary
+from astuner.run_record.summary import (
     EpisodesSummary,
     RunSummary,
     TokensSummary,
     ValidationsSummary,
     ValidationSummary,
-    read_summary,
     write_summary,
 )
 

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from astuner.errors import RecordError
-from astuner.run_record import FinishedStep, RunRecord, StepWriter, read_index, read_metrics, read_recorded_episode
+from astuner.run_record import read_index, read_metrics, read_recorded_episode
+from astuner.run_record.record import RunRecord
+from astuner.run_record.step_writer import FinishedStep, StepWriter
 from astuner.schema import Episode, Task, TokenCounts
 
 

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.errors import RecordError
-from astuner.run_record import SampleUpdate, by_token, call_advantages, entropy_by_token, read_recorded_episode
+from astuner.run_record import by_token, entropy_by_token, read_recorded_episode
 from astuner.run_record.episode_file import EpisodeLabels, add_update, episode_to_json
-from astuner.run_record.updates import decode_update, encode_update
+from astuner.run_record.updates import SampleUpdate, call_advantages, decode_update, encode_update
 from astuner.schema import CallSpan, Episode, Sample, Task
 
 FLOAT32 = st.floats(allow_nan=False, width=32)

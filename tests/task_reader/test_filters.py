@@ -16,8 +16,8 @@ from pydantic import ValidationError
 from astuner.config.data import TaskReaderConfig
 from astuner.errors import PluginError, TaskDataError
 from astuner.schema import Task, TaskSet
-from astuner.task_reader import apply_filters, describe_left_out
-from astuner.task_reader.filters import prompt_text
+from astuner.task_reader import describe_left_out
+from astuner.task_reader.filters import apply_filters, prompt_text
 
 
 def filtered(tasks: Sequence[Task], *filters: dict[str, Any], validation: Sequence[Task] = ()) -> TaskSet:

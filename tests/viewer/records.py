@@ -12,7 +12,8 @@ from typing import Any
 from astuner.context_tracker import build_samples
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
-from astuner.run_record import RunRecord, SampleUpdate
+from astuner.run_record.record import RunRecord
+from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, Judgement, LlmCall, Task
 from astuner.task_rollout.statistics import tokens_of
 

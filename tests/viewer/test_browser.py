@@ -11,7 +11,9 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.support.ui import Select
 
-from astuner.run_record import RunSummary, call_advantages, read_index, read_metrics, read_recorded_episode
+from astuner.run_record import read_index, read_metrics, read_recorded_episode
+from astuner.run_record.summary import RunSummary
+from astuner.run_record.updates import call_advantages
 from astuner.viewer.index import key_of
 from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
 from tests.viewer.conftest import served

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.run_record import RecordedEpisode, read_index, read_recorded_episode
-from astuner.run_record.episode_file import EpisodeLabels
+from astuner.run_record import read_index, read_recorded_episode
+from astuner.run_record.episode_file import EpisodeLabels, RecordedEpisode
 from astuner.schema import LlmCall
 from astuner.viewer.comparison import compare
 from astuner.viewer.index import key_of

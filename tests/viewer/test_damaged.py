@@ -13,7 +13,8 @@ from fastapi.testclient import TestClient
 
 from astuner.context_tracker import build_samples
 from astuner.errors import RecordError
-from astuner.run_record import SampleUpdate, count_trained_tokens, read_index
+from astuner.run_record import read_index
+from astuner.run_record.updates import SampleUpdate, count_trained_tokens
 from astuner.schema import Episode, Task
 from astuner.viewer.comparison import compare
 from astuner.viewer.episode_view import episode_view, read_episode_at, transcript

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from astuner.run_record import RunNote, read_note, write_note
+from astuner.run_record.run_facts import RunNote, read_note, write_note
 from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
 from tests.viewer.conftest import served
 from tests.viewer.records import Agents, an_episode, open_record, step_metrics, write_step

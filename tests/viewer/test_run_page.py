@@ -9,16 +9,11 @@ from typing import Any
 
 import pytest
 
-from astuner.run_record import (
-    RunSummary,
-    ValidationsSummary,
-    ValidationSummary,
-    read_facts,
-    read_index,
-    read_metrics,
-    run_verdict,
-    success_interval,
-)
+from astuner.run_record import read_index, read_metrics
+from astuner.run_record.intervals import success_interval
+from astuner.run_record.run_facts import read_facts
+from astuner.run_record.summary import RunSummary, ValidationsSummary, ValidationSummary
+from astuner.run_record.verdict import run_verdict
 from astuner.viewer.index import key_of
 from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
 from tests.viewer.conftest import Ask, client, served

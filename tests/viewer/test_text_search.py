@@ -13,7 +13,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from astuner.context_tracker import build_samples
-from astuner.run_record import RunRecord
+from astuner.run_record.record import RunRecord
 from astuner.schema import Episode, LlmCall, Task
 from astuner.viewer import text_index
 from astuner.viewer.database import remove_least_recent

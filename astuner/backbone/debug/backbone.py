@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 from loguru import logger
 
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
-from astuner.backbone.training.memory_estimate import (
-    BatchShape,
-    engine_parts,
-    model_shape,
-    process_estimate,
-    process_parts,
-)
+from astuner.backbone.training.episode_rollout import make_rollout
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.run_state import RunState
 from astuner.backbone.training.session import dry_run, write_summary
-from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig, asks_for_vllm_server, goes_without_vllm, starts_vllm
 from astuner.config.services import api_key
+from astuner.doors import through_door
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
-from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.llm_engine.vllm_server.installation import installed_vllm
-from astuner.llm_engine.vllm_server.server import vllm_server
-from astuner.llm_engine.vllm_server.settings import settings_for
-from astuner.ray_cluster.head import StartedRay
+from astuner.ray_cluster.started import StartedRay
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 
@@ -64,24 +53,15 @@ class DebugBackbone:
 
     def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
         """Estimate the memory of the process and its engine; a server's memory is not included."""
-        batch = BatchShape.of(config, run_inputs)
-        episodes = min(config.debug.debug_first_n_tasks, len(run_inputs.tasks.training)) * config.rollout.num_repeat
-        concurrent = min(config.debug.debug_max_parallel, config.rollout.max_num_seqs, episodes)
-        batch = replace(batch, episodes=episodes, concurrent=concurrent)
-        if config.debug.base_url or starts_vllm(config):
-            server = "the server at debug.base_url" if config.debug.base_url else "the vLLM server"
-            return process_estimate(config, batch, excluded=f"{server}, which holds the model")
-        shape = model_shape(config, run_inputs.model_path)
-        weights, cache = engine_parts(config, shape, batch)
-        parts = (*process_parts(config, batch, shape.device), *weights, cache)
-        return MemoryEstimate(shape.parameters, 0, {"rollout": parts}, shape.available)
+        estimate: MemoryEstimate = through_door("memory", "debug")(config, run_inputs)
+        return estimate
 
 
 @contextlib.contextmanager
 def _engine(context: RunContext) -> Iterator[LlmEngine]:
     config, model_path = context.config.astuner, context.run_inputs.model_path
     if config.debug.base_url:
-        yield CompletionsEngine.connect(
+        yield through_door("engine", "completions").connect(
             config.debug.base_url,
             model=config.debug.served_model,
             default_model=config.model.path,
@@ -90,18 +70,8 @@ def _engine(context: RunContext) -> Iterator[LlmEngine]:
             timeout=config.debug.base_url_timeout,
         )
     elif starts_vllm(config):
-        settings = settings_for(config, model_path, installed_vllm())
-        timeout, record = config.debug.debug_vllm_timeout, context.record.folder
-        with vllm_server(settings, record, timeout, keep=context.keep_engine):
-            yield CompletionsEngine.connect(
-                f"{settings.address}/v1",
-                model=settings.name,
-                default_model=settings.name,
-                max_model_len=settings.max_model_len,
-                api_key=None,
-                launched=True,
-                timeout=timeout,
-            )
+        with through_door("engine", "vllm")(config, model_path, context.record.folder, context.keep_engine) as engine:
+            yield engine
     else:
         device = choose_device(config.trainer_common.device)
         model = load_causal_lm(model_path, compute_dtype(config.model.dtype, device)).to(device)

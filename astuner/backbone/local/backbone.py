@@ -21,8 +21,8 @@ from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device
-from astuner.ray_cluster.head import StartedRay
-from astuner.run_record import RunSummary
+from astuner.ray_cluster.started import StartedRay
+from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 

@@ -27,14 +27,11 @@ from astuner.config.loading import load_config
 from astuner.config.root import AstunerConfig
 from astuner.errors import LogprobGapError, ModelError, PluginError, RecordError
 from astuner.llm_engine.causal_lm import choose_device
-from astuner.run_record import (
-    RecordedEpisode,
-    by_token,
-    read_index,
-    read_metrics,
-    read_recorded_episode,
-    search_folders_of,
-)
+from astuner.run_record.episode_file import RecordedEpisode, read_recorded_episode
+from astuner.run_record.episodes import read_index
+from astuner.run_record.metrics import read_metrics
+from astuner.run_record.run_facts import search_folders_of
+from astuner.run_record.updates import by_token
 from astuner.schema import Episode
 
 # Of runs that are not deterministic: (absolute, relative). Sums have another order, which Adam's division amplifies.

@@ -21,10 +21,10 @@ from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate
 from astuner.backbone.training.checkpoints import CheckpointFolder, save_synced, unreadable
+from astuner.backbone.training.episode_rollout import make_rollout
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import TrainingSession
 from astuner.backbone.training.sync_certificate import SyncCertificate, probe_params, probe_prompt
-from astuner.backbone.training.worker_process_pool import make_rollout
 from astuner.config.conditions import uses_starting_model
 from astuner.distillation import Distiller, ModelTeacher, load_distiller
 from astuner.errors import first_line

@@ -16,18 +16,19 @@ from loguru import logger
 from astuner.backbone.training.run_inputs import RunInputs, load_agent_inputs
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import Breakpoints, active_breakpoints, reached_tags, set_breakpoints
-from astuner.env_service.client import EnvServiceAddress
+from astuner.env_service.addresses import EnvServiceAddress
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec
 from astuner.redaction import redact, secret_variables
 from astuner.redaction.output import redact_output
 from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode, LlmCall, WorkflowTask
-from astuner.task_judge.rubrics_auto_grader import Rubrics
 from astuner.task_rollout import ActiveEpisodes, BatchRequest, RunningReport, report_failures
 
 if TYPE_CHECKING:
     from loguru import Message
+
+    from astuner.task_judge.rubrics_auto_grader import Rubrics
 
 _LEVELS = ("TRACE", "DEBUG", "INFO", "SUCCESS", "WARNING", "ERROR", "CRITICAL")
 

@@ -29,7 +29,10 @@ from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
 from astuner.errors import BackboneError, JudgeUnavailableError, LogprobGapError, NoSignalError
-from astuner.run_record import FinishedStep, RunFinding, RunSummary, StepWriter, plot_run
+from astuner.run_record.findings import RunFinding
+from astuner.run_record.plots import plot_run
+from astuner.run_record.step_writer import FinishedStep, StepWriter
+from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode, Task, TokenCounts
 from astuner.task_rollout.statistics import batch_metrics, success_rates, tokens_of
 

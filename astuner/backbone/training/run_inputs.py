@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from astuner.agent_loop import SUMMARY_TARGET, EnvWorkflow, LoopSettings, load_player
 from astuner.backbone.training.model_folder import local_model, model_path
 from astuner.backbone.training.task_files import check_tasks_named, with_task_files
-from astuner.command_workflow import AgentProgram, CommandWorkflow
+from astuner.config.agent_loop import SUMMARY_TARGET
 from astuner.config.conditions import samples_in_validation
 from astuner.config.data import TaskReaderConfig
 from astuner.config.distillation import TEACHER_KEY, teacher_folder
@@ -19,9 +17,9 @@ from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig
 from astuner.config.services import api_key
 from astuner.debugging.breakpoints import has_breakpoints
-from astuner.diagnostics import Monitor
-from astuner.env_service.client import EnvServiceAddress
-from astuner.env_service.episodes import EpisodeEnvironments, service_address
+from astuner.doors import through_door
+from astuner.env_service.addresses import EnvServiceAddress, service_address
+from astuner.env_service.episodes import EpisodeEnvironments
 from astuner.errors import ConfigError
 from astuner.gateway import Gateway, GatewaySettings
 from astuner.llm_engine.context_length import check_context_length, shortened_context
@@ -29,17 +27,20 @@ from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
 from astuner.plugin import reject_missing
 from astuner.redaction.output import redacted_output
-from astuner.run_record import RunFinding
+from astuner.run_record.findings import RunFinding
 from astuner.schema import LlmCall, TaskSet
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.loading import judge_paths, make_judge
-from astuner.task_judge.rubrics_auto_grader import Rubrics, load_or_learn_rubrics, make_grader
-from astuner.task_reader import apply_filters, read_tasks
+from astuner.task_reader import read_tasks
 from astuner.task_reader.dataset_file import check_files
 from astuner.task_rollout import ActiveEpisodes, TaskRollout
 from astuner.task_runner import TaskRunner
 from astuner.tools import sandbox_agentscope
 from astuner.workflow import Workflow, load_workflow
+
+if TYPE_CHECKING:
+    from astuner.diagnostics import Monitor
+    from astuner.task_judge.rubrics_auto_grader import Rubrics
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,10 @@ class RunInputs:
             record: called with every finding.
             trains: whether the run trains, or tries out a training.
         """
-        return Monitor.of(config, self.tasks, self.codec, self.model_path, record, trains=trains)
+        monitor: Monitor = through_door("diagnostics", "monitor").of(
+            config, self.tasks, self.codec, self.model_path, record, trains=trains
+        )
+        return monitor
 
     def rollout(
         self,
@@ -191,17 +195,18 @@ def load_run_inputs(
     check_context_length(path, config.rollout.max_model_len)
     tokenizer = load_tokenizer(path)
     codec = ChatCodec(tokenizer, config.model.renderer)
-    tasks = apply_filters(
-        tasks,
-        config.task_reader.filters,
-        count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
-        search=search,
-    )
+    if config.task_reader.filters:
+        tasks = through_door("tasks", "filters")(
+            tasks,
+            config.task_reader.filters,
+            count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False)),
+            search=search,
+        )
     env_services = {url: service_address(url, env_service) for url in sorted(urls)}
     rubrics = None
     if config.task_judge.learns_rubrics and not supervised:
         rubrics = load_rubrics(config, config_dir, search, env_service)
-        judge = make_grader(config.task_judge, rubrics)
+        judge = through_door("judge", "rubrics_grader")(config.task_judge, rubrics)
     return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services, rubrics, teacher_path)
 
 
@@ -265,7 +270,8 @@ def load_rubrics(
     )
     section = "astuner.task_judge.rubrics_auto_grader"
     samples = read_tasks(reader, base_dir=config_dir, search=search, env_service=env_service, section=section)
-    return load_or_learn_rubrics(config.task_judge, samples)
+    rubrics: Rubrics = through_door("judge", "learned_rubrics")(config.task_judge, samples)
+    return rubrics
 
 
 def load_agent_inputs(
@@ -288,7 +294,7 @@ def load_agent_inputs(
     """
     workflow, judge = _load_agent(config, search)
     if rubrics is not None:
-        judge = make_grader(config.task_judge, rubrics)
+        judge = through_door("judge", "rubrics_grader")(config.task_judge, rubrics)
     codec = codec or ChatCodec(load_tokenizer(model_path), config.model.renderer)
     return RunInputs(
         TaskSet((), ()), model_path, codec.tokenizer, codec, workflow, judge, tuple(search), env_services or {}
@@ -306,24 +312,12 @@ def _load_agent(
     if config.rollout.agentscope_workflow:
         workflow = load_workflow(config.rollout.agentscope_workflow, search=search)
     elif config.workflow.command is not None:
-        has_judge = config.task_judge.has_judge
-        workflow = partial(CommandWorkflow, AgentProgram.of(config.workflow, search, has_judge=has_judge))
+        workflow = through_door("workflow", "command")(config, search)
     elif not config.rollout.use_agentscope_protocol:
-        workflow = partial(EnvWorkflow, _loop_settings(config, search))
+        workflow = through_door("workflow", "environment")(config, search)
     if config.task_judge.judge_protocol and not config.task_judge.learns_rubrics:
         judge = make_judge(config.task_judge.judge_protocol, config.task_judge, config.task_judge.params, search)
     return workflow, judge
-
-
-def _loop_settings(config: AstunerConfig, search: Sequence[Path]) -> LoopSettings:
-    return LoopSettings(
-        action_form=config.rollout.action_form,
-        history=config.context_tracker,
-        step_rewards=config.rollout.step_rewards,
-        gamma=config.rollout.gamma,
-        has_judge=config.task_judge.has_judge,
-        players={seat: load_player(player, search=search) for seat, player in config.rollout.players.items()},
-    )
 
 
 def runs_inline(config: AstunerConfig) -> bool:

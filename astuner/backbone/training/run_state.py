@@ -4,24 +4,64 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
 
-from astuner.backbone.training.task_sampling import SamplingState
 from astuner.clock import timestamp
 from astuner.errors import RecordError, first_line
-from astuner.run_record import (
-    EpisodesSummary,
-    RunSummary,
-    TokensSummary,
-    ValidationsSummary,
-    ValidationSummary,
-)
+from astuner.run_record.summary import EpisodesSummary, RunSummary, TokensSummary, ValidationsSummary, ValidationSummary
 from astuner.task_rollout.statistics import RunTotals, ValidationResult
 
 # With a clock that was set back, earlier versions wrote negative durations.
 Seconds = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda seconds: max(seconds, 0.0))]
+Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass
+class SourceState:
+    """Where the draws from one reader are.
+
+    Attributes:
+        passes: the number of finished passes over the reader's tasks.
+        position: the number of tasks that the current pass has drawn or skipped.
+        deferred: ids of tasks that the batch of their turn already had.
+        credit: how much the reader's share of the draws is behind its weight.
+    """
+
+    passes: NonNegativeInt = 0
+    position: NonNegativeInt = 0
+    deferred: list[str] = field(default_factory=list)
+    credit: float = 0.0
+
+
+@dataclass
+class LeftOutTask:
+    """A task that the difficulty filter leaves out, and the step after which it did."""
+
+    step: NonNegativeInt
+    cause: Literal["too easy", "too hard"]
+
+
+@dataclass
+class SamplingState:
+    """The state of a `TaskSampler` after a step, for checkpoints.
+
+    Attributes:
+        step: the last step whose batch is drawn.
+        recorded: the last step whose results are known.
+        sources: the state of each reader by name; "" is the name without a mixture.
+        waiting: success rates by step and task id, of steps on which no batch depends yet.
+        recent: the latest success rates by task id, the oldest first.
+        left_out: the tasks that the difficulty filter leaves out, by id.
+    """
+
+    step: NonNegativeInt = 0
+    recorded: NonNegativeInt = 0
+    sources: dict[str, SourceState] = field(default_factory=dict)
+    waiting: dict[NonNegativeInt, dict[str, Rate]] = field(default_factory=dict)
+    recent: dict[str, list[Rate]] = field(default_factory=dict)
+    left_out: dict[str, LeftOutTask] = field(default_factory=dict)
 
 
 @dataclass

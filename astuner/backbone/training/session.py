@@ -6,24 +6,26 @@ import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from loguru import logger
 
-from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.run_inputs import call_settings, greedy_validation_notice, validation_repeats
 from astuner.backbone.training.run_state import RunState, validation_entry
-from astuner.backbone.training.schedule import TaskOrder
 from astuner.clock import timestamp
+from astuner.config.llm_judge import check_budget
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
 from astuner.errors import BackboneError, JudgeBudgetError, JudgeUnavailableError
-from astuner.run_record import RunSummary
+from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode, Task
-from astuner.task_judge.llm.usage import check_budget
 from astuner.task_rollout import BatchRequest, OnEpisode, Split
 from astuner.task_rollout.statistics import tokens_of, validation_result
+
+if TYPE_CHECKING:
+    from astuner.algorithms.credit_assignment import UpdateResult
+    from astuner.backbone.training.schedule import TaskOrder
 
 RollOut = Callable[[BatchRequest, OnEpisode, OnEpisode], list[Episode]]
 """Runs the episodes of a request; see `TrainingSession.roll_out`."""

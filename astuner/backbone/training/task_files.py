@@ -7,9 +7,8 @@ from pathlib import Path
 
 from astuner.config.data import MixturePart, TaskReaderConfig, part_names
 from astuner.config.keys import KeyPath
-from astuner.data_generation import generation_files
+from astuner.doors import through_door
 from astuner.errors import ConfigError
-from astuner.tracing import tracing_files
 
 
 def check_tasks_named(reader: TaskReaderConfig, origins: Mapping[KeyPath, str]) -> None:
@@ -48,14 +47,15 @@ def with_task_files(
 
     def written(part: TaskReaderConfig | MixturePart) -> dict[str, object]:
         if part.type == "feedback_tracing":
-            files = tracing_files(part.feedback_tracing, transcripts=transcripts, base_dir=base_dir, search=search)
+            write = through_door("tasks", "feedback_tracing")
+            files = write(part.feedback_tracing, transcripts=transcripts, base_dir=base_dir, search=search)
         elif part.type == "data_generation":
             if transcripts:
                 raise ConfigError(
                     "algorithm sft trains on transcripts, and task_reader.type data_generation generates tasks; set "
                     "task_reader.type to dataset_file or feedback_tracing"
                 )
-            files = generation_files(part.data_generation, base_dir=base_dir, search=search)
+            files = through_door("tasks", "data_generation")(part.data_generation, base_dir=base_dir, search=search)
         else:
             return {}
         return {"type": "dataset_file", "dataset_file": files}

@@ -9,14 +9,13 @@ import threading
 from collections import deque
 from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from loguru import logger
 
 from astuner.backbone.training.episode_worker import AgentJob
 from astuner.backbone.training.fork_server import ForkServer, ForkServerJob
-from astuner.backbone.training.run_inputs import RunInputs, runs_inline
+from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.worker_handle import WorkerHandle
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import is_debugged
@@ -24,7 +23,7 @@ from astuner.errors import BackboneError, EpisodeTimeout
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings
 from astuner.schema import Episode, WorkflowTask
-from astuner.task_rollout import ActiveEpisodes, RunningReport, TaskRollout
+from astuner.task_rollout import RunningReport
 
 T = TypeVar("T")
 
@@ -33,31 +32,6 @@ T = TypeVar("T")
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.5
 _PRELOADED = ("agentscope",)
-
-
-def make_rollout(
-    config: AstunerConfig, run_inputs: RunInputs, engine: LlmEngine, active_episodes: ActiveEpisodes
-) -> TaskRollout:
-    """Return the rollout of a run whose engine belongs to this process, in threads or in processes.
-
-    Args:
-        config: the resolved configuration.
-        run_inputs: the agent and its model.
-        engine: the model.
-        active_episodes: registers the running episodes.
-    """
-    rollout = run_inputs.rollout(config, engine, active_episodes)
-    if config.rollout.isolation == "thread":
-        return rollout
-    if runs_inline(config):
-        logger.warning(
-            "--db: episodes run one at a time in the main thread, where breakpoints stop the whole run; "
-            "rollout.isolation: process has no effect"
-        )
-        return rollout
-    job = AgentJob.of(config, run_inputs)
-    deadline = config.rollout.episode_timeout + config.task_judge.timeout
-    return replace(rollout, processes=WorkerProcessPool(job, engine, rollout.workers, deadline))
 
 
 class WorkerProcessPool:
@@ -196,3 +170,16 @@ class WorkerProcessPool:
             self._server = ForkServer(self._job)
             self._replies = asyncio.ensure_future(self._server.read_replies())
         return self._server
+
+
+def in_processes(config: AstunerConfig, run_inputs: RunInputs, engine: LlmEngine, workers: int) -> WorkerProcessPool:
+    """Return a pool that runs a run's episodes in `workers` processes.
+
+    Args:
+        config: the resolved configuration.
+        run_inputs: the agent and its model.
+        engine: answers the LLM calls of the episodes.
+        workers: maximum number of processes.
+    """
+    deadline = config.rollout.episode_timeout + config.task_judge.timeout
+    return WorkerProcessPool(AgentJob.of(config, run_inputs), engine, workers, deadline)

@@ -46,10 +46,10 @@ from astuner.ray_cluster.connection import (
     ray_connected,
 )
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
-from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.ray_cluster.nodes import check_can_reach, living_nodes, lost_nodes_named
+from astuner.ray_cluster.started import StartedRay, is_own_ray
 from astuner.ray_cluster.worker_server import can_fork_workers, worker_server
-from astuner.run_record import RunSummary
+from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 

@@ -30,10 +30,10 @@ from astuner.llm_engine.causal_lm import choose_device, compute_dtype
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.on_cpu import check_head_size
 from astuner.ray_cluster.connection import check_has_no_gpus, check_not_connected, check_ray_reachable, find_gpus
-from astuner.ray_cluster.head import StartedRay, is_own_ray
 from astuner.ray_cluster.nodes import lost_nodes_named
+from astuner.ray_cluster.started import StartedRay, is_own_ray
 from astuner.ray_cluster.worker_server import can_fork_workers
-from astuner.run_record import RunSummary
+from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 

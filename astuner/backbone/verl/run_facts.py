@@ -11,7 +11,7 @@ import torch
 
 from astuner.backbone.training.attention import imports_flash_attention
 from astuner.config.keys import KeyPath
-from astuner.ray_cluster.head import StartedRay
+from astuner.ray_cluster.started import StartedRay
 
 Device = Literal["cpu", "cuda"]
 RolloutEngine = Literal["embedded", "vllm", "sglang"]

@@ -8,7 +8,10 @@ from rich.text import Text
 
 from astuner.launcher.tui.episodes_screen import EpisodesScreen
 from astuner.launcher.tui.lists import STATE_STYLES, Listing, ListScreen, cell, count, lines, resampled
-from astuner.run_record import read_metrics, run_state, run_verdict, spark_line, summary_of
+from astuner.run_record.console_lines import spark_line
+from astuner.run_record.metrics import read_metrics
+from astuner.run_record.run_facts import run_state, summary_of
+from astuner.run_record.verdict import run_verdict
 from astuner.viewer import queries
 from astuner.viewer.failures import failures
 from astuner.viewer.queries import EpisodeFilter

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from astuner.launcher.tui.lists import STATE_STYLES, Listing, ListScreen, cell, count, resampled
 from astuner.launcher.tui.run_screen import RunScreen
-from astuner.run_record import spark_line
+from astuner.run_record.console_lines import spark_line
 
 
 class RunsScreen(ListScreen):

@@ -16,7 +16,8 @@ from textual.widgets import Footer, Input, RichLog, Static
 from astuner.errors import AstunerError
 from astuner.launcher.transcripts import EpisodeTranscript
 from astuner.launcher.tui.lists import cell, outcome
-from astuner.run_record import RecordedEpisode, config_of
+from astuner.run_record.episode_file import RecordedEpisode
+from astuner.run_record.run_facts import config_of
 from astuner.viewer.episode_view import read_episode_at
 from astuner.viewer.verdict import verdict_view
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, fields
 
-from astuner.config.llm_judge import JudgeLlmConfig
-from astuner.errors import JudgeBudgetError
+from astuner.config.llm_judge import JudgeLlmConfig, check_budget
 
 _MILLION = 1_000_000
 
@@ -78,21 +77,3 @@ class UsageMeter:
             JudgeBudgetError: the budget is used up.
         """
         check_budget(self._total.tokens, self._total.cost, self._config)
-
-
-def check_budget(tokens: float, cost: float, config: JudgeLlmConfig) -> None:
-    """Check a use of the judge's LLM against the budget of the configuration.
-
-    Raises:
-        JudgeBudgetError: the budget is used up.
-    """
-    if config.max_tokens is not None and tokens >= config.max_tokens:
-        raise JudgeBudgetError(
-            f"the judge's LLM has used {tokens:,.0f} tokens, and task_judge.llm.max_tokens allows "
-            f"{config.max_tokens:,}; raise it to continue the run"
-        )
-    if config.max_cost is not None and cost >= config.max_cost:
-        raise JudgeBudgetError(
-            f"the judge's LLM has cost {cost:.4f}, and task_judge.llm.max_cost allows {config.max_cost:g}; raise it to "
-            "continue the run"
-        )

@@ -19,13 +19,8 @@ from astuner.config.model import ModelConfig
 from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
-from astuner.run_record import (
-    by_token,
-    call_advantages,
-    count_trained_tokens,
-    read_index,
-    read_recorded_episode,
-)
+from astuner.run_record import by_token, read_index, read_recorded_episode
+from astuner.run_record.updates import call_advantages, count_trained_tokens
 from astuner.schema import Episode, Sample
 from tests.backbone.local.test_update_modes import episodes_of
 

@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[0] = str(Path(__file__).parents[3])
 
-from astuner.diagnostics.registry import CHECKS  # noqa: E402
+from astuner.diagnostics.registry import all_checks  # noqa: E402
 from tests.bench.faults.cases import FAULTS  # noqa: E402
 from tests.bench.faults.clean import clean_runs  # noqa: E402
 from tests.bench.faults.runs import run_all  # noqa: E402
@@ -62,7 +62,7 @@ def main() -> None:
     if options.only is None:
         print(
             "checks that found no fault:",
-            ", ".join(check.name for check in CHECKS if check.name not in found) or "none",
+            ", ".join(check.name for check in all_checks() if check.name not in found) or "none",
         )
         for name, report in run_all(clean_runs(options.clean_steps), options.parallel, 10 * options.seconds):
             clean_steps += report.steps

@@ -1,0 +1,108 @@
+"""The optional parts of astuner, and the one way into them.
+
+The core is what a run with an ordinary workflow, a file of tasks and a judge by rules needs. Every other part is named
+in `DOORS` and imported when a run uses it. import-linter forbids the core to import these parts directly.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+DOORS: Mapping[str, Mapping[str, str]] = {
+    "backbone": {
+        "debug": "astuner.backbone.debug.backbone:DebugBackbone",
+        "local": "astuner.backbone.local.backbone:LocalBackbone",
+        "verl": "astuner.backbone.verl.backbone:VerlBackbone",
+        "trinity": "astuner.backbone.trinity.backbone:TrinityBackbone",
+    },
+    "command": {
+        "bench": "astuner.cli_bench:bench",
+        "bisect": "astuner.cli_repeat:bisect",
+        "chat": "astuner.cli_chat:chat",
+        "check": "astuner.cli_check:check",
+        "completion": "astuner.cli_completion:completion",
+        "doctor": "astuner.cli_environments:doctor",
+        "env": "astuner.cli_env:env",
+        "explain": "astuner.cli_show:explain",
+        "export": "astuner.cli_show:export",
+        "generate": "astuner.cli_data:generate",
+        "init": "astuner.cli_init:init",
+        "install": "astuner.cli_environments:install",
+        "replay": "astuner.cli_repeat:replay",
+        "rescore": "astuner.cli_rescore:rescore",
+        "runs": "astuner.cli_runs:runs",
+        "serve": "astuner.cli_serve:serve",
+        "serve-tinker": "astuner.cli_serve:serve_tinker",
+        "stop-engine": "astuner.cli_serve:stop_engine",
+        "trace": "astuner.cli_data:trace",
+        "view": "astuner.cli_show:view",
+    },
+    "workflow": {
+        "command": "astuner.command_workflow:command_workflow",
+        "environment": "astuner.agent_loop:environment_workflow",
+    },
+    "tasks": {
+        "data_generation": "astuner.data_generation:generation_files",
+        "env_service": "astuner.task_reader.env_service:env_splits",
+        "feedback_tracing": "astuner.tracing:tracing_files",
+        "filters": "astuner.task_reader.filters:apply_filters",
+        "huggingface_dat_repo": "astuner.task_reader.huggingface_dat_repo:repo_splits",
+    },
+    "judge": {
+        "learned_rubrics": "astuner.task_judge.rubrics_auto_grader:load_or_learn_rubrics",
+        "rubrics_grader": "astuner.task_judge.rubrics_auto_grader:make_grader",
+    },
+    "engine": {
+        "completions": "astuner.llm_engine.completions:CompletionsEngine",
+        "vllm": "astuner.llm_engine.vllm_server.engine:vllm_engine",
+    },
+    "installed": {"enter": "astuner.environments.reexec:enter_environment"},
+    "ray": {
+        "on_loopback": "astuner.ray_cluster.environment:on_loopback",
+        "service": "astuner.launcher.ray_service:ray_service",
+    },
+    "memory": {
+        "debug": "astuner.backbone.debug.memory:estimate_memory",
+        "local": "astuner.backbone.local.memory:estimate_training_memory",
+    },
+    "episodes": {"processes": "astuner.backbone.training.worker_process_pool:in_processes"},
+    "environment": {"client": "astuner.env_service.client:EnvServiceClient"},
+    "diagnostics": {
+        "logprob_gap": "astuner.diagnostics.logprob_gap:explain_logprob_gap",
+        "monitor": "astuner.diagnostics:Monitor",
+    },
+}
+"""By kind and name: `module:object` of an optional part."""
+
+
+def through_door(kind: str, name: str) -> Any:
+    """Import an optional part and return its object.
+
+    Args:
+        kind: a key of `DOORS`.
+        name: a key of that kind.
+
+    Raises:
+        KeyError: there is no such part.
+        ImportError: a package that the part needs is not installed.
+    """
+    module, _, attribute = DOORS[kind][name].partition(":")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the `__getattr__` of a package that imports its public names on first use (PEP 562).
+
+    Args:
+        package: the package's name.
+        modules: by public name, the module that defines it.
+    """
+
+    def get(name: str) -> Any:
+        if name not in modules:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(modules[name]), name)
+
+    return get
