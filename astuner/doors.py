@@ -63,6 +63,15 @@ DOORS: Mapping[str, Mapping[str, str]] = {
         "on_loopback": "astuner.ray_cluster.environment:on_loopback",
         "service": "astuner.launcher.ray_service:ray_service",
     },
+    "teacher": {
+        "load": "astuner.distillation:load_distiller",
+        "model": "astuner.distillation:ModelTeacher",
+    },
+    "loop": {"supervised": "astuner.backbone.local.supervised:SupervisedLoop"},
+    "record": {
+        "plots": "astuner.run_record.plots:plot_run",
+        "result": "astuner.launcher.run_result:print_result",
+    },
     "memory": {
         "debug": "astuner.backbone.debug.memory:estimate_memory",
         "local": "astuner.backbone.local.memory:estimate_training_memory",

@@ -2,7 +2,7 @@
 
 from astuner.diagnostics.evidence import StartEvidence, StepEvidence, UpdateEvidence
 from astuner.diagnostics.fork_fixes import fix_for, fixes_for
-from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, sampled_logprobs
+from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap
 from astuner.diagnostics.monitor import Monitor
 from astuner.diagnostics.registry import Check, all_checks, checks_of
 
@@ -18,5 +18,4 @@ __all__ = [
     "explain_logprob_gap",
     "fix_for",
     "fixes_for",
-    "sampled_logprobs",
 ]

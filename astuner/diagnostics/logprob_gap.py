@@ -8,18 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from astuner.schema import Floats, Sample, pack_floats
-
 # Mean difference below which logprobs count as equal, nats per token.
 _SMALLEST_SHIFT = 1e-2
 
 TokenPairs = tuple[Sequence[float], Sequence[float]]
 """The logprobs of a sample's trained tokens: the sampler's and the trainer's, of equal length, in order."""
-
-
-def sampled_logprobs(sample: Sample) -> Floats:
-    """Return the sampler's logprobs of the trained tokens of a sample, in order."""
-    return pack_floats(np.asarray(sample.logprobs, float)[np.asarray(sample.train_counts) != 0].tolist())
 
 
 @dataclass(frozen=True)

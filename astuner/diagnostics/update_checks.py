@@ -10,7 +10,7 @@ from itertools import islice
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.conditions import is_cut
 from astuner.diagnostics.evidence import Result, UpdateEvidence
-from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, off_by_one, sampled_logprobs
+from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, off_by_one
 from astuner.errors import shorten
 from astuner.run_record.updates import count_trained_tokens
 from astuner.schema import Episode, Floats, Sample
@@ -216,7 +216,7 @@ def _correction_problems(metrics: Mapping[str, float], suffix: str) -> list[str]
 def token_pairs(update: UpdateEvidence) -> Iterator[TokenPairs]:
     """Iterate over the sampler's and the trainer's logprobs of the trained tokens of each sample."""
     for sample, logprobs in _trained_logprobs(update):
-        yield sampled_logprobs(sample), logprobs
+        yield sample.trained_logprobs, logprobs
 
 
 def _trained_logprobs(update: UpdateEvidence) -> Iterator[tuple[Sample, Floats]]:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from astuner.backbone.base import RunContext
 from astuner.errors import BackboneError
 from astuner.launcher.console import escape_control_characters
-from astuner.schema import Episode
+from astuner.launcher.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
+from astuner.redaction import redact
+from astuner.schema import Episode, Split
+from astuner.task_rollout import describe_failures
 from astuner.task_rollout.statistics import scored, tokens_of
 
 
@@ -73,3 +79,29 @@ def check_rewards(episodes: Sequence[Episode]) -> None:
     if not scored(episodes):
         reason = f". The first: [{episodes[0].error_kind}] {episodes[0].error}" if episodes else ""
         raise BackboneError(f"no episode has a reward ({len(episodes)} were run){reason}")
+
+
+def print_episodes(
+    context: RunContext, episodes: Sequence[Episode], title: str, split: Split, shown: Shown | None
+) -> None:
+    """Print the transcripts, the table and the failures of the episodes of a debug run.
+
+    Args:
+        context: the run.
+        episodes: its episodes.
+        title: of the table.
+        split: whether the tasks are of training or validation.
+        shown: the transcripts that are printed; None for the default number.
+    """
+    console = context.progress.console
+    print_transcripts(console, episodes, DEFAULT_SHOWN if shown is None else shown)
+    console.print(episode_table(title, episodes))
+    for line in describe_failures(episodes):
+        console.print(escape(redact(f"failed: {line}")), style="yellow", soft_wrap=True)
+    if split == "train":
+        for line in describe_training_use(episodes):
+            console.print(line, soft_wrap=True)
+        if (reason := explain_no_training(episodes)) is not None:
+            console.print(escape(redact(reason)), style="yellow", soft_wrap=True)
+    folder = str(context.record.folder)
+    console.print(escape(f"record: {folder} (to browse it: astuner view {shlex.quote(folder)})"), soft_wrap=True)

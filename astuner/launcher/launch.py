@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import shlex
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,7 +13,6 @@ from typing import TypeVar
 
 import psutil
 from loguru import logger
-from rich.markup import escape
 
 from astuner.backbone.base import (
     Backbone,
@@ -48,17 +46,11 @@ from astuner.launcher.console import (
     log_to_console,
     make_console,
 )
-from astuner.launcher.episode_table import (
-    check_rewards,
-    describe_training_use,
-    episode_table,
-    explain_no_training,
-)
+from astuner.launcher.episode_table import check_rewards, print_episodes
 from astuner.launcher.services import Services
-from astuner.launcher.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
+from astuner.launcher.transcripts import Shown
 from astuner.llm_engine.vllm_server.installation import check_engine_packages, installed_vllm
 from astuner.ray_cluster.started import is_own_ray
-from astuner.redaction import redact
 from astuner.run_record.console_lines import FILE_ONLY
 from astuner.run_record.folder import FolderLock
 from astuner.run_record.loggers import LoggerName, check_loggers
@@ -66,7 +58,7 @@ from astuner.run_record.record import RunRecord
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
 from astuner.task_reader import describe_left_out
-from astuner.task_rollout import ActiveEpisodes, Split, describe_failures
+from astuner.task_rollout import ActiveEpisodes, Split
 
 Result = TypeVar("Result")
 AnyBackbone = TypeVar("AnyBackbone", Backbone, TrainingBackbone)
@@ -205,9 +197,9 @@ class Launcher:
                 episodes = backbone.dry_run(context, split)
             except KeyboardInterrupt:
                 if ended:
-                    _print_episodes(context, ended, "episodes that ended before the interrupt", split, shown)
+                    print_episodes(context, ended, "episodes that ended before the interrupt", split, shown)
                 raise
-            _print_episodes(context, episodes, "episodes", split, shown)
+            print_episodes(context, episodes, "episodes", split, shown)
             check_rewards(episodes)
             return episodes
 
@@ -274,9 +266,7 @@ class Launcher:
             if (missed := describe_missed_tags()) is not None:
                 logger.warning("{}", missed)
             if isinstance(result, RunSummary):
-                from astuner.launcher.run_result import print_result
-
-                print_result(console, result, record.folder)
+                through_door("record", "result")(console, result, record.folder)
             return result
 
     def _start_services_and_load(
@@ -348,23 +338,6 @@ def _gc_paused() -> Iterator[None]:
         gc.freeze()
         if enabled:
             gc.enable()
-
-
-def _print_episodes(
-    context: RunContext, episodes: Sequence[Episode], title: str, split: Split, shown: Shown | None
-) -> None:
-    console = context.progress.console
-    print_transcripts(console, episodes, DEFAULT_SHOWN if shown is None else shown)
-    console.print(episode_table(title, episodes))
-    for line in describe_failures(episodes):
-        console.print(escape(redact(f"failed: {line}")), style="yellow", soft_wrap=True)
-    if split == "train":
-        for line in describe_training_use(episodes):
-            console.print(line, soft_wrap=True)
-        if (reason := explain_no_training(episodes)) is not None:
-            console.print(escape(redact(reason)), style="yellow", soft_wrap=True)
-    folder = str(context.record.folder)
-    console.print(escape(f"record: {folder} (to browse it: astuner view {shlex.quote(folder)})"), soft_wrap=True)
 
 
 def _log_state(active: ActiveEpisodes) -> None:

@@ -10,7 +10,7 @@ from astuner.errors import WorkflowError, short_repr
 from astuner.schema.environment import EnvInstance, EnvTask
 from astuner.schema.forks import Fork
 from astuner.schema.judgement import Judgement
-from astuner.schema.packed import Floats, Ints
+from astuner.schema.packed import Floats, Ints, pack_floats
 from astuner.schema.rewards import AgentStep, checked_rewards
 from astuner.schema.sampling import FinishReason, Message, SamplingParams
 
@@ -226,6 +226,13 @@ class Sample:
     spans: tuple[CallSpan, ...]
     episode_id: str = ""
     parents: Ints | None = None
+
+    @property
+    def trained_logprobs(self) -> Floats:
+        """The sampler's logprobs of the trained tokens, in order."""
+        import numpy as np
+
+        return pack_floats(np.asarray(self.logprobs, float)[np.asarray(self.train_counts) != 0].tolist())
 
 
 @dataclass(frozen=True, slots=True)

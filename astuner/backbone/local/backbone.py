@@ -10,15 +10,14 @@ import torch
 from astuner.algorithms import resolve
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.local.determinism import deterministic_operations
-from astuner.backbone.local.memory import estimate_training_memory
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.session import LocalSession
-from astuner.backbone.local.supervised import SupervisedLoop
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.session import dry_run, evaluate
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig
+from astuner.doors import through_door
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device
 from astuner.ray_cluster.started import StartedRay
@@ -34,7 +33,9 @@ class LocalBackbone:
         """Train with the configured algorithm, and write the tuned model to `{record}/model`."""
         supervised = resolve(context.config.astuner.trainer_common.algorithm).rule is None
         with _local_session(context) as session:
-            return (SupervisedLoop(context, session) if supervised else RlLoop(context, session)).run()
+            loop = through_door("loop", "supervised") if supervised else RlLoop
+            summary: RunSummary = loop(context, session).run()
+            return summary
 
     def evaluate(self, context: RunContext) -> RunSummary:
         """Validate the model once."""
@@ -57,7 +58,8 @@ class LocalBackbone:
 
     def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
         """Estimate the memory of a run from the shape of the model."""
-        return estimate_training_memory(config, run_inputs)
+        estimate: MemoryEstimate = through_door("memory", "local")(config, run_inputs)
+        return estimate
 
 
 @contextlib.contextmanager

@@ -1,11 +1,8 @@
-"""The memory of training on one device: an estimate, and the return of freed memory to the operating system."""
+"""The estimated memory of training on one device."""
 
 from __future__ import annotations
 
-import ctypes
 from dataclasses import replace
-
-import psutil
 
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.base import MemoryEstimate, MemoryPart
@@ -24,23 +21,9 @@ from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.machine import Machine
 from astuner.config.root import AstunerConfig
 
-# Smaller processes keep freed memory, because page faults would cost more time than the memory is worth.
-_WORTH_RETURNING = 2**30
-
 _LOGITS = "logits of a micro-batch"
 _ADAPTERS = f"train adapters (model.lora.rank: 16) or {SMALLER_MODEL}"
 _MICRO_BATCH = "lower trainer_common.max_tokens_per_micro_batch"
-
-
-def return_free_memory() -> None:
-    """Return freed memory to the operating system.
-
-    glibc keeps freed blocks of up to 32 MiB. Rollout, micro-batches, optimizer and sync allocate blocks of different
-    sizes, so the process would hold the sum of their peaks instead of the highest peak.
-    """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
-    if trim is not None and psutil.Process().memory_info().rss > _WORTH_RETURNING:
-        trim(0)
 
 
 def estimate_training_memory(config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import torch
@@ -16,7 +16,7 @@ from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
 from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.memory import return_free_memory
+from astuner.backbone.local.free_memory import return_free_memory
 from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate
@@ -26,12 +26,15 @@ from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import TrainingSession
 from astuner.backbone.training.sync_certificate import SyncCertificate, probe_params, probe_prompt
 from astuner.config.conditions import uses_starting_model
-from astuner.distillation import Distiller, ModelTeacher, load_distiller
+from astuner.doors import through_door
 from astuner.errors import first_line
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.starting_model import EngineWithStartingModel
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode, TaskRollout
+
+if TYPE_CHECKING:
+    from astuner.distillation import Distiller
 
 _ENGINE = "the embedded engine"
 _STATE_FILE = "trainer.pt"
@@ -124,16 +127,19 @@ class LocalSession(TrainingSession):
         return_free_memory()
 
     def _load_distiller(self) -> Distiller | None:
+        if self._config.trainer_common.distillation.teacher is None:
+            return None
         inputs, policy = self.context.run_inputs, self.policy
         max_tokens = self._config.trainer_common.max_tokens_per_micro_batch
-        return load_distiller(
+        distiller: Distiller = through_door("teacher", "load")(
             self._config,
             inputs.codec,
             inputs.tasks,
             teacher_path=inputs.teacher_path,
             device=policy.device,
-            policy=ModelTeacher(policy.model, max_tokens, policy.autocast),
+            policy=through_door("teacher", "model")(policy.model, max_tokens, policy.autocast),
         )
+        return distiller
 
     def _compare_weights(self, engine: EmbeddedEngine, step: int) -> None:
         """Compare the checksums of the engine's weights with those of the policy's.

@@ -17,7 +17,7 @@ from astuner.algorithms import (
 )
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.memory import return_free_memory
+from astuner.backbone.local.free_memory import return_free_memory
 from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.session import LocalSession
 from astuner.backbone.training.rl_loop import RlLoop

@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -43,16 +43,17 @@ from astuner.algorithms.credit_assignment import (
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, row_scales
 from astuner.algorithms.update_records import SampleKey, TokenValues
 from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.memory import return_free_memory
+from astuner.backbone.local.free_memory import return_free_memory
 from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.optimizer import GradientNotFinite, Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.training.row_bins import UpdateTokens
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import encode_ids
-from astuner.diagnostics import TokenPairs, sampled_logprobs
-from astuner.distillation import RowTeacher
-from astuner.schema import Episode, Packed
+from astuner.schema import Episode, Floats, Packed
+
+if TYPE_CHECKING:
+    from astuner.distillation import RowTeacher
 
 
 @dataclass
@@ -99,8 +100,7 @@ class _Sums:
     tokens: UpdateTokens = field(default_factory=UpdateTokens)
 
     def add(self, name: str, value: Tensor) -> None:
-        value = value.detach().double()
-        self.values[name] = self.values[name] + value if name in self.values else value
+        self.values[name] = self.values.get(name, 0.0) + value.detach().double()
 
     def add_loss(self, metrics: LossMetrics, correction: CorrectionMetrics) -> None:
         self.loss = metrics if self.loss is None else self.loss + metrics
@@ -370,9 +370,9 @@ class PolicyUpdate:
     def _check_logprob_gap(self, sums: _Sums, episodes: Sequence[Episode], step: int) -> None:
         difference = float(sums.values["logprob_difference"]) / max(float(sums.values["compared_tokens"]), 1.0)
 
-        def pairs() -> Iterator[TokenPairs]:
+        def pairs() -> Iterator[tuple[Floats, Sequence[float]]]:
             for (episode, sample), values in sums.token_values.by_sample().items():
-                yield sampled_logprobs(episodes[episode].samples[sample]), values.logprobs
+                yield episodes[episode].samples[sample].trained_logprobs, values.logprobs
 
         check_logprob_gap(difference, self.policy.dtype, f"step {step}", pairs(), self._gaps)
         self._gaps.append(difference)

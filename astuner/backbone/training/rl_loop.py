@@ -28,9 +28,9 @@ from astuner.backbone.training.session import (
 from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
 from astuner.debugging.signals import signals_deferred
+from astuner.doors import through_door
 from astuner.errors import BackboneError, JudgeUnavailableError, LogprobGapError, NoSignalError
 from astuner.run_record.findings import RunFinding
-from astuner.run_record.plots import plot_run
 from astuner.run_record.step_writer import FinishedStep, StepWriter
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode, Task, TokenCounts
@@ -383,5 +383,5 @@ class RlLoop:
         context.record.check_in_place()
         with context.phase("save_checkpoint"):
             model = write_model(context.record.folder / "model", partial(self.session.save_model, step=self.state.step))
-        plot_run(context.record.folder)
+        through_door("record", "plots")(context.record.folder)
         return write_summary(context, self.state, str(model))

@@ -43,7 +43,6 @@ from astuner.backbone.verl.loss import flatten, pop_token_values
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import encode_ids
-from astuner.diagnostics import sampled_logprobs
 from astuner.distillation import Distiller
 from astuner.schema import Episode, Sample
 
@@ -298,7 +297,7 @@ class VerlUpdate:
         """Check that the engines sampled with the trained weights; `trained` has the trainer's logprobs by sample."""
         total = {name: float(np.sum(flatten(metrics[name]))) for name in ("logprob_difference", "compared_tokens")}
         difference = total["logprob_difference"] / max(total["compared_tokens"], 1.0)
-        pairs = ((sampled_logprobs(sample), values) for sample, values in trained)
+        pairs = ((sample.trained_logprobs, values) for sample, values in trained)
         check_logprob_gap(difference, self.dtype, f"step {step}", pairs, self._gaps)
         self._gaps.append(difference)
 
