@@ -18,8 +18,9 @@ from astuner.backbone.training.model_folder import model_path
 from astuner.backbone.training.run_inputs import call_settings, load_agent_inputs
 from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import AstunerConfig
+from astuner.control_characters import escape_control_characters
 from astuner.errors import AstunerError, ConfigError, ModelError, RecordError
-from astuner.launcher.console import escape_control_characters, filtered_output, make_console
+from astuner.launcher.console import filtered_output, make_console
 from astuner.launcher.transcripts import EpisodeTranscript
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer

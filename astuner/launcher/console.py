@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
+from astuner.control_characters import escape_control_characters
 from astuner.plugin import raised_at
 from astuner.redaction import redact
 from astuner.redaction.output import redacted_output
@@ -31,23 +32,6 @@ _STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red", "DE
 _WORD = re.compile(r"\s*\S+\s*")
 _NUMBER = re.compile(r"[0-9]+")
 _PRINTED_WARNINGS = 3
-# Control characters, and Unicode characters that are invisible or reorder the text that follows.
-_CONTROL_CHARACTERS = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
-
-
-def escape_control_characters(text: str) -> str:
-    """Replace characters that control the terminal, reorder text or are invisible by visible names: ␛, <U+202E>.
-
-    Line feeds and tabs stay.
-    """
-
-    def name(match: re.Match[str]) -> str:
-        code = ord(match.group())
-        return chr(0x2400 + code) if code < 0x20 else f"<U+{code:04X}>"
-
-    return _CONTROL_CHARACTERS.sub(name, text)
 
 
 class _RobustConsole(Console):

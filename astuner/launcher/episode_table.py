@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from astuner.backbone.base import RunContext
+from astuner.control_characters import escape_control_characters
 from astuner.errors import BackboneError
-from astuner.launcher.console import escape_control_characters
 from astuner.launcher.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 from astuner.redaction import redact
 from astuner.schema import Episode, Split

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
+from astuner.control_characters import escape_control_characters
 from astuner.errors import shorten
-from astuner.launcher.console import escape_control_characters
 from astuner.redaction import redact
 from astuner.run_record.episode_file import common_prefix_len
 from astuner.schema import Episode, LlmCall, Message

@@ -16,8 +16,8 @@ from textual.containers import VerticalScroll
 from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
+from astuner.control_characters import escape_control_characters
 from astuner.errors import AstunerError
-from astuner.launcher.console import escape_control_characters
 from astuner.redaction import redact
 
 if TYPE_CHECKING:
