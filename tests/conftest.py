@@ -30,12 +30,15 @@ import hypothesis
 import pytest
 from loguru import logger
 
+from tests.examples import FEW, FULL, NIGHTLY
+
 # Their assertions show values, as those in test files do.
 pytest.register_assert_rewrite("tests.backbone.runs", "tests.backbone.sampling_runs", "tests.backbone.spec_pages")
 
 # Examples are not timed: two test processes share two cores, and one slow example is no failure.
-hypothesis.settings.register_profile("astuner", deadline=None)
-hypothesis.settings.load_profile("astuner")
+hypothesis.settings.register_profile("astuner", deadline=None, max_examples=FEW)
+hypothesis.settings.register_profile("nightly", deadline=None, max_examples=FULL)
+hypothesis.settings.load_profile("nightly" if NIGHTLY else "astuner")
 
 # A shell that starts tests in the background ignores Ctrl-C, and `nohup` ignores the end of the terminal. The processes
 # that the tests start would inherit this.

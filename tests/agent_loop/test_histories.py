@@ -19,6 +19,7 @@ from astuner.context_tracker import build_samples, certificate
 from astuner.model_tuner import FrozenModel, Targets
 from astuner.schema import Episode
 from tests.agent_loop.conftest import Corridor, CorridorWithTools, HighCard, Play
+from tests.examples import examples
 
 TYPES = ("linear", "sliding_window", "linear_think", "auto_context")
 
@@ -206,7 +207,7 @@ def test_seats_have_histories_of_their_own(play: Play) -> None:
     assert is_exact(episode)
 
 
-@hypothesis.settings(max_examples=25, suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
+@hypothesis.settings(max_examples=examples(25), suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture])
 @hypothesis.given(
     kind=st.sampled_from(TYPES),
     answers=st.lists(

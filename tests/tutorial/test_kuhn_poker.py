@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from astuner.agent_loop import LoopSettings
 from tests.agent_loop.conftest import Play, play  # noqa: F401 - a fixture
+from tests.examples import examples
 from tutorial.example_kuhn_poker import measure
 from tutorial.example_kuhn_poker.kuhn_poker import (
     CARDS,
@@ -52,7 +53,7 @@ def test_the_uniform_policy_has_its_known_exploitability() -> None:
     assert value(uniform(), uniform()) == pytest.approx(1 / 8)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(policies, policies)
 def test_no_policy_wins_more_than_the_best_response(policy: Policy, other: Policy) -> None:
     assert value(other, policy) <= best_response_value(policy, as_first=True) + 1e-12
