@@ -4,8 +4,8 @@ setup:  ## install astuner with everything that developers need
 	pip install -e ".[dev]"
 
 check:  ## lint, format, types, import contracts
-	ruff check astuner tests tutorial docs .ci
-	ruff format --check astuner tests tutorial docs .ci
+	ruff check astuner tests bench campaigns tutorial docs .ci
+	ruff format --check astuner tests bench campaigns tutorial docs .ci
 	mypy
 	lint-imports
 
@@ -26,15 +26,15 @@ locks:  ## resolve the lock files of the backbones' environments again; ARGS="--
 	python -m astuner.environments.locking $(ARGS)
 
 bench:  ## print one line of JSON for each benchmark; needs `pip install -e ".[dev,bench]"`
-	python tests/bench/bench_engine.py
-	python tests/bench/bench_step.py
-	python tests/bench/bench_merge.py
-	python tests/bench/bench_update.py
-	python tests/bench/bench_debug.py
-	python tests/bench/bench_gateway.py
-	python tests/bench/bench_rescore.py
-	python tests/bench/bench_memory.py --cases tiny tiny_lora
-	python tests/bench/bench_sync.py --cases tiny
+	python bench/bench_engine.py
+	python bench/bench_step.py
+	python bench/bench_merge.py
+	python bench/bench_update.py
+	python bench/bench_debug.py
+	python bench/bench_gateway.py
+	python bench/bench_rescore.py
+	python bench/bench_memory.py --cases tiny tiny_lora
+	python bench/bench_sync.py --cases tiny
 
 demo:  ## tune the tiny math agent
 	astuner --conf tutorial/example_math_agent/math_agent_tiny.yaml

@@ -22,9 +22,10 @@ BUILD = "import sys; from setuptools import build_meta; build_meta.build_wheel(s
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A wheel of the package, built from a copy of its source."""
+    """A wheel of the package, built from a copy of its source and of folders beside it."""
     source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    shutil.copytree(ROOT / "astuner", source / "astuner", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("astuner", "bench", "campaigns"):
+        shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
     command = [sys.executable, "-c", BUILD, str(made)]

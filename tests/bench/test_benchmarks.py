@@ -12,7 +12,8 @@ import pytest
 
 from astuner import AstunerJob
 
-FOLDER = Path(__file__).parent
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "bench"
 # Two turns, a retry of the second, and another agent.
 WORKLOAD = [
     {"agent": "a", "prompt_ids": [1, 2, 3], "completion_ids": [4, 5]},
@@ -116,7 +117,7 @@ def test_the_cost_of_certificate_and_correction(model_folder: Path, tmp_path: Pa
     job = AstunerJob(model=model_folder, model__renderer="qwen3", data__train_batch_size=2, rollout__num_repeat=4)
     settings = {"max_response_length_in_one_turn": 6, "max_model_len": 256, "compute_madness_checklist": []}
     job.configure({f"rollout.{name}": value for name, value in settings.items()})
-    job.set_workflow(f"{FOLDER.parent / 'backbone' / 'local' / 'agents.py'}->Letters")
+    job.set_workflow(f"{ROOT / 'tests/backbone/local/agents.py'}->Letters")
     conf = job.set_data("file", tmp_path / "tasks.jsonl").dump_job_as_yaml(tmp_path / "small.yaml")
     command = [sys.executable, str(FOLDER / "bench_sync.py"), "--conf", str(conf), "--steps", "2"]
     process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -402,8 +402,8 @@ def test_make_targets_and_extras_are_listed():
 
 
 def test_the_benchmarks_that_make_bench_omits_are_named():
-    scripts = {path.name for path in (ROOT / "tests/bench").glob("bench_*.py")} | {"faults"}
-    run = set(re.findall(r"tests/bench/(\w+\.py)", (ROOT / "Makefile").read_text()))
+    scripts = {path.name for path in (ROOT / "bench").glob("bench_*.py")} | {"faults"}
+    run = set(re.findall(r"bench/(\w+\.py)", (ROOT / "Makefile").read_text()))
     (paragraph,) = [token.content for token in tokens(GUIDE / "performance.md") if "`make bench`" in token.content]
     assert {name for name in code_spans(paragraph) if " " not in name} == scripts - run
 

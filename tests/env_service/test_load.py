@@ -1,4 +1,4 @@
-"""Many instances at once. `python tests/bench/bench_env.py --steps 5000` has 128 instances and 5,000 steps."""
+"""Many instances at once. `python bench/bench_env.py --steps 5000` has 128 instances and 5,000 steps."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from astuner.errors import BackboneError, ModelError, NoSignalError
 from astuner.ray_cluster.connection import ray_connected
 from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.ray_cluster.nodes import check_can_reach, lost_nodes_named, node_loss_message
-from tests.campaigns.ray_nodes import Layout, started_cluster
+from campaigns.ray_nodes import Layout, started_cluster
 
 
 def test_the_message_names_the_nodes_and_keeps_the_failure():

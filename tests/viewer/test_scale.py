@@ -1,4 +1,4 @@
-"""Correctness for long runs and long episodes; tests/bench/bench_view.py measures the time."""
+"""Correctness for long runs and long episodes; bench/bench_view.py measures the time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks of the model's answers for degenerate output, such as endless repetition (`compute_madness_checklist`).
 
-The checks are rules with wide margins, not a language model. `tests/campaigns/anomaly_checks.py` measures how often
+The checks are rules with wide margins, not a language model. `campaigns/anomaly_checks.py` measures how often
 they flag normal text, and how much degenerate output they find.
 """
 

@@ -16,7 +16,7 @@ from astuner.errors import BackboneError, RecordError
 from astuner.explain.command import explain
 from astuner.run_record import read_index, read_metrics, read_summary
 from astuner.viewer.export import export_run
-from tests.campaigns.serial_run import Runs, compare, write_job
+from campaigns.serial_run import Runs, compare, write_job
 
 MakeJob = Callable[..., AstunerJob]
 

@@ -12,7 +12,7 @@ import pytest
 
 from astuner import AstunerJob
 from astuner.run_record import read_index, read_metrics, read_summary
-from tests.campaigns.serial_run import Runs, compare, write_job
+from campaigns.serial_run import Runs, compare, write_job
 
 MakeJob = Callable[..., AstunerJob]
 

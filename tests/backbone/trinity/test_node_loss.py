@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.ray_nodes import Campaign, Scenario, is_faulty
+from campaigns.ray_nodes import Campaign, Scenario, is_faulty
 
 pytestmark = [pytest.mark.trinity, pytest.mark.slow]
 

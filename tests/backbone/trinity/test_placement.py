@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.campaigns.ray_nodes import Layout, started_cluster
+from campaigns.ray_nodes import Layout, started_cluster
 
 pytestmark = pytest.mark.trinity
 

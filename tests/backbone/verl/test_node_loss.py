@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from campaigns.ray_nodes import Campaign, Layout, Scenario, is_faulty, started_cluster
 from tests.backbone.runs import PATIENCE
-from tests.campaigns.ray_nodes import Campaign, Layout, Scenario, is_faulty, started_cluster
 
 SCRIPT = Path(__file__).parent / "episodes_on_a_cluster.py"
 pytestmark = [pytest.mark.verl, pytest.mark.slow]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.campaigns.judge_injections import (
+from campaigns.judge_injections import (
     ANSWERS,
     INJECTIONS,
     MAX_SCORE,
