@@ -1,79 +1,95 @@
-"""`astuner` in processes that fork from a server with the imports, which cost five seconds of processor time otherwise.
+"""Python processes that fork from a server with the imports, which cost five seconds of processor time otherwise.
 
-Tests of the interpreter's start and end, of debuggers and of the installed command start a real `python -m astuner`.
+All test processes of a session share the server. It ends with the last of them. A variable of the environment that is
+read by an import, such as HF_HOME, does not act in a fork. Tests of the interpreter's start and end, of debuggers and
+of the installed command start a real `python`.
 """
 
 from __future__ import annotations
 
 import atexit
-import multiprocessing
+import contextlib
+import errno
+import importlib
+import json
 import os
 import runpy
+import select
+import selectors
 import signal
+import socket
+import struct
 import subprocess
 import sys
+import tempfile
 import threading
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-_NAME = "preloaded_astuner"
-"""The name of this module in the process that becomes `astuner`."""
 _PRELOADED = [
     *("astuner.cli", "astuner.backbone.local.backbone", "astuner.run_record.plots"),
     *("agentscope", "torch", "transformers"),
 ]
+_NUMBER = struct.Struct("q")
 
 
-class AstunerProcess:
-    """A process of the command `astuner`, with the methods of `subprocess.Popen`."""
+class PythonProcess:
+    """A process that runs `python ARGUMENTS`, with the methods of `subprocess.Popen`."""
 
     def __init__(
         self,
-        *arguments: str,
-        cwd: Path,
-        output: IO[Any],
+        *arguments: str | Path,
+        stdout: IO[Any],
+        stderr: IO[Any] | None = None,
+        cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
     ) -> None:
         """Start it.
 
         Args:
-            arguments: those of the command.
-            cwd: working folder.
-            output: the file of its stdout and stderr, which it appends to.
+            arguments: a script, `-m` and a module, or `-c` and code; then the arguments of that.
+            stdout: file of its stdout.
+            stderr: file of its stderr; `stdout` if None.
+            cwd: working folder; this process's if None.
             env: its environment; this process's if None.
             start_new_session: whether it leads a new session.
         """
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_PRELOADED)
-        environment = dict(os.environ if env is None else env)
-        request = (arguments, str(cwd), environment, os.path.abspath(output.name), start_new_session)
-        # The process runs this file, because `tests` may be a package of a library there.
-        self._process = context.Process(target=runpy.run_path, args=(__file__, {"REQUEST": request}, _NAME))
-        self._process.start()
-        assert self._process.pid is not None
-        self.pid: int = self._process.pid
-        self.arguments = arguments
-
-    @property
-    def returncode(self) -> int | None:
-        """The exit code; the negative number of the signal that ended it; None while it runs."""
-        return self._process.exitcode
+        self.arguments = [str(argument) for argument in arguments]
+        self.returncode: int | None = None
+        self._connection = _connected()
+        request = {
+            "arguments": self.arguments,
+            "cwd": str(cwd or Path.cwd()),
+            "env": dict(os.environ if env is None else env),
+            "start_new_session": start_new_session,
+        }
+        content = json.dumps(request).encode()
+        files = [stdout.fileno(), (stderr or stdout).fileno()]
+        socket.send_fds(self._connection, [_NUMBER.pack(len(content))], files)
+        self._connection.sendall(content)
+        self.pid = self._number()
 
     def poll(self) -> int | None:
         """Return the exit code, or None while it runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
         return self.returncode
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for the end, and return the exit code.
+        """Wait for the end, and return the exit code: the negative number of the signal that ended it.
 
         Raises:
             subprocess.TimeoutExpired: it still runs after `timeout` seconds.
         """
-        self._process.join(timeout)
         if self.returncode is None:
-            raise subprocess.TimeoutExpired(["astuner", *self.arguments], timeout or 0.0)
+            readable, _, _ = select.select([self._connection], [], [], timeout)
+            if not readable:
+                raise subprocess.TimeoutExpired(["python", *self.arguments], timeout or 0.0)
+            self.returncode = self._number()
+            self._connection.close()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
@@ -85,31 +101,246 @@ class AstunerProcess:
         """Send SIGKILL, unless it has ended."""
         self.send_signal(signal.SIGKILL)
 
+    def _number(self) -> int:
+        content = _received(self._connection, _NUMBER.size)
+        if len(content) < _NUMBER.size:
+            raise RuntimeError("the server that forks processes has ended")
+        return int(_NUMBER.unpack(content)[0])
 
-def _run(arguments: tuple[str, ...], cwd: str, env: dict[str, str], output: int, start_new_session: bool) -> None:
-    """Become `python -m astuner ARGUMENTS`."""
+
+class AstunerProcess(PythonProcess):
+    """A process of the command `astuner`."""
+
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path,
+        output: IO[Any],
+        env: Mapping[str, str] | None = None,
+        start_new_session: bool = False,
+    ) -> None:
+        """Start it; `output` is the file of its stdout and stderr."""
+        command = ("-m", "astuner", *arguments)
+        super().__init__(*command, stdout=output, cwd=cwd, env=env, start_new_session=start_new_session)
+
+
+def run_python(
+    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run `python ARGUMENTS`, and return its exit code and what it printed.
+
+    Raises:
+        subprocess.TimeoutExpired: it runs for longer than `timeout` seconds.
+    """
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        process = PythonProcess(*arguments, stdout=stdout, stderr=stderr, cwd=cwd, env=env)
+        try:
+            process.wait(timeout)
+        finally:
+            process.kill()
+        texts = [os.pread(file.fileno(), os.fstat(file.fileno()).st_size, 0).decode() for file in (stdout, stderr)]
+    return subprocess.CompletedProcess(process.arguments, process.wait(), *texts)
+
+
+def run_astuner(
+    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 300
+) -> subprocess.CompletedProcess[str]:
+    """Run `astuner ARGUMENTS` as `run_python` does."""
+    return run_python("-m", "astuner", *arguments, cwd=cwd, env=env, timeout=timeout)
+
+
+_held: list[socket.socket] = []
+"""A connection that keeps the server until this process ends."""
+
+
+def _connected() -> socket.socket:
+    """Return a connection to the server, which the first process of the session starts."""
+    if not _held:
+        _held.append(_first_connection())
+        atexit.register(_held[0].close)
+    return _new_connection()
+
+
+def _address() -> str:
+    """Return an address in Linux's abstract namespace: no file is left, and only one process can bind it."""
+    return "\0astuner-tests-" + os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+
+
+def _new_connection() -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect(_address())
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _first_connection() -> socket.socket:
+    while True:
+        with contextlib.suppress(ConnectionRefusedError):  # there is none
+            return _new_connection()
+        with socket.socket(socket.AF_UNIX) as listener:
+            try:
+                listener.bind(_address())
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+                continue  # another process starts it
+            listener.listen()
+            listener.set_inheritable(True)
+            command = [sys.executable, "-P", __file__, str(listener.fileno())]
+            os.posix_spawn(sys.executable, command, os.environ)
+            return _new_connection()
+
+
+def _received(connection: socket.socket, size: int) -> bytes:
+    content = b""
+    while len(content) < size and (part := connection.recv(size - len(content))):
+        content += part
+    return content
+
+
+class _Server:
+    """Forks a process for each request, and sends its number and, when it has ended, its exit code."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._wakeup, ended = socket.socketpair()
+        for each in (listener, self._wakeup, ended):
+            each.setblocking(False)
+        self._sockets = {listener, self._wakeup, ended}
+        self._listener = listener
+        self._processes: dict[int, socket.socket] = {}
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # so that the wakeup socket is written
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.set_wakeup_fd(ended.fileno())
+        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(self._wakeup, selectors.EVENT_READ)
+
+    def serve(self) -> None:
+        """Serve until the last client has ended."""
+        own = len(self._sockets)
+        while True:
+            for key, _ in self._selector.select():
+                connection = key.fileobj
+                assert isinstance(connection, socket.socket)
+                if connection is self._listener:
+                    accepted, _ = connection.accept()
+                    self._sockets.add(accepted)
+                    self._selector.register(accepted, selectors.EVENT_READ)
+                elif connection is self._wakeup:
+                    connection.recv(4096)
+                    self._report_ended()
+                else:
+                    self._read(connection)
+                    if len(self._sockets) == own:
+                        return
+
+    def _read(self, connection: socket.socket) -> None:
+        files: list[int] = []
+        with contextlib.suppress(ConnectionResetError):
+            size, files, _, _ = socket.recv_fds(connection, _NUMBER.size, 2)
+            _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            if size and uid == os.getuid():
+                request = json.loads(_received(connection, _NUMBER.unpack(size)[0]))
+                pid = os.fork()
+                if pid == 0:
+                    self._become_process(request, files)
+                self._processes[pid] = connection
+                self._send(connection, pid)
+                for file in files:
+                    os.close(file)
+                return
+        self._selector.unregister(connection)
+        self._sockets.remove(connection)
+        connection.close()
+
+    def _report_ended(self) -> None:
+        while self._processes:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                return
+            self._send(self._processes.pop(pid), os.waitstatus_to_exitcode(status))
+
+    @staticmethod
+    def _send(connection: socket.socket, number: int) -> None:
+        with contextlib.suppress(OSError):  # the client has ended
+            connection.sendall(_NUMBER.pack(number))
+
+    def _become_process(self, request: dict[str, Any], files: list[int]) -> None:
+        code = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            self._selector.close()
+            for each in self._sockets:
+                each.close()
+            for number, file in enumerate(files, start=1):
+                os.dup2(file, number)
+            for file in files:
+                os.close(file)
+            code = _run(**request)
+        finally:
+            os._exit(code)
+
+
+def _run(arguments: list[str], cwd: str, env: dict[str, str], start_new_session: bool) -> int:
+    """Become `python ARGUMENTS`, and return the exit code."""
     if start_new_session:
         os.setsid()
     os.chdir(cwd)
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     os.environ.clear()
     os.environ.update(env)
-    paths = [cwd, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
-    sys.path[:] = [*paths, *(path for path in sys.path if path not in (*paths, *inherited, ""))]
-    number = os.open(output, os.O_WRONLY | os.O_APPEND)
-    os.dup2(number, 1)
-    os.dup2(number, 2)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    sys.argv = ["astuner", *arguments]
-    from astuner.__main__ import main
-
+    kind = arguments[0]
+    first = {"-m": cwd, "-c": ""}.get(kind, os.path.dirname(os.path.abspath(kind)))
+    paths = [first, *filter(None, env.get("PYTHONPATH", "").split(os.pathsep))]
+    sys.path[:] = [*paths, *(path for path in sys.path if path not in (*paths, *inherited))]
+    importlib.invalidate_caches()
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
     try:
-        main()
+        return _code_of(main, kind, arguments)
     finally:
         threading._shutdown()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()  # a process of `multiprocessing` ends without them
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
 
 
-if __name__ == _NAME:
-    _run(*REQUEST)  # type: ignore[name-defined]  # noqa: F821
+def _code_of(main: types.ModuleType, kind: str, arguments: list[str]) -> int:
+    try:
+        if kind == "-m":
+            sys.argv = ["-m", *arguments[2:]]
+            runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
+        else:
+            sys.argv = arguments if kind != "-c" else ["-c", *arguments[2:]]
+            main.__file__ = None if kind == "-c" else os.path.abspath(kind)
+            text = arguments[1] if kind == "-c" else Path(kind).read_text(encoding="utf-8")
+            exec(compile(text, main.__file__ or "<string>", "exec"), main.__dict__)
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            return end.code or 0
+        print(end.code, file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        sys.excepthook(*sys.exc_info())
+        sys.stderr.flush()
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    with open(os.devnull, "rb") as _nothing:
+        os.dup2(_nothing.fileno(), 0)
+    for _name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(_name)
+    with socket.socket(fileno=int(sys.argv[1])) as _listener:
+        _Server(_listener).serve()
+    os._exit(0)  # the end of an interpreter with these modules takes a second

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from astuner import AstunerJob
+from tests.preloaded import run_python
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "bench"
@@ -24,8 +24,7 @@ WORKLOAD = [
 
 
 def run(benchmark: str, path: Path, *more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(FOLDER / benchmark), "--workload", str(path), *more]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    return run_python(FOLDER / benchmark, "--workload", path, *more)
 
 
 def report(benchmark: str, folder: Path, *more: str) -> dict[str, Any]:
@@ -39,13 +38,16 @@ def report(benchmark: str, folder: Path, *more: str) -> dict[str, Any]:
     return result
 
 
-def last_line(benchmark: str, *words: str, timeout: float = 300) -> dict[str, Any]:
-    """Run a benchmark, and return the result in its last line."""
-    command = [sys.executable, str(FOLDER / benchmark), *words]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+def printed(benchmark: str, *words: str | Path, timeout: float = 300) -> list[dict[str, Any]]:
+    """Run a benchmark, and return the lines of JSON that it prints."""
+    process = run_python(FOLDER / benchmark, *words, timeout=timeout)
     assert process.returncode == 0, process.stderr
-    result: dict[str, Any] = json.loads(process.stdout.splitlines()[-1])
-    return result
+    return [json.loads(line) for line in process.stdout.splitlines()]
+
+
+def last_line(benchmark: str, *words: str | Path, timeout: float = 300) -> dict[str, Any]:
+    """Run a benchmark, and return the result in its last line."""
+    return printed(benchmark, *words, timeout=timeout)[-1]
 
 
 def test_merging(tmp_path: Path):
@@ -103,11 +105,7 @@ def test_invalid_workload_file_is_rejected(tmp_path: Path, text: str):
 
 
 def test_isolation():
-    command = [sys.executable, str(FOLDER / "bench_isolation.py")]
-    command += ["--episodes", "2", "--workers", "2", "--pairs", "1"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert process.returncode == 0, process.stderr
-    result = json.loads(process.stdout.splitlines()[-1])
+    result = last_line("bench_isolation.py", "--episodes", "2", "--workers", "2", "--pairs", "1")
     assert (result["episodes"], result["workers"], result["pairs"]) == (2, 2, 1)
     assert 0 < result["worker_uss_mb"] < result["worker_pss_mb"]
 
@@ -119,10 +117,7 @@ def test_the_cost_of_certificate_and_correction(model_folder: Path, tmp_path: Pa
     job.configure({f"rollout.{name}": value for name, value in settings.items()})
     job.set_workflow(f"{ROOT / 'tests/backbone/local/agents.py'}->Letters")
     conf = job.set_data("file", tmp_path / "tasks.jsonl").dump_job_as_yaml(tmp_path / "small.yaml")
-    command = [sys.executable, str(FOLDER / "bench_sync.py"), "--conf", str(conf), "--steps", "2"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert process.returncode == 0, process.stderr
-    result = json.loads(process.stdout.splitlines()[-1])["small"]
+    result = last_line("bench_sync.py", "--conf", conf, "--steps", "2")["small"]
     assert result["steps"] > 0
     for name in ("checksums", "logprobs", "certificate_of_run", "correction"):
         assert 0 < result[f"time/{name}"] < 1
@@ -135,10 +130,7 @@ def test_the_gateway_loses_and_crosses_no_call():
 
 
 def test_the_speed_of_rescoring_is_measured():
-    command = [sys.executable, str(FOLDER / "bench_rescore.py"), "--episodes", "64", "--tokens", "4", "--runs", "1"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
-    assert process.returncode == 0, process.stderr
-    result = json.loads(process.stdout)
+    (result,) = printed("bench_rescore.py", "--episodes", "64", "--tokens", "4", "--runs", "1")
     assert result["episodes"] == 64
     assert result["episodes_per_second"] > 0
 
@@ -152,11 +144,9 @@ def test_linear_layers():
 
 def test_engines_and_training_of_a_real_model_sample_equally_many_tokens(model_folder: Path):
     small = ("--prompts", "2", "--group", "2", "--tokens", "3", "--steps", "1", "--warm-up", "0", "--rounds", "1")
-    command = [sys.executable, str(FOLDER / "bench_real_model.py"), "--model", str(model_folder), *small]
-    command += ["--requests", "2", "1", "--dtypes", "float32"]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert process.returncode == 0, process.stderr
-    _, sampling, _, step, shares, result = map(json.loads, process.stdout.splitlines())
+    small += ("--requests", "2", "1", "--dtypes", "float32")
+    lines = printed("bench_real_model.py", "--model", model_folder, *small, timeout=600)
+    _, sampling, _, step, shares, result = lines
     assert step["frameworks"]["astuner"]["seconds"] > 0
     engines = {"astuner float32", "transformers float32", "transformers_continuous float32"}
     assert {name: values["sampled_tokens"] for name, values in sampling["engines"].items()} == dict.fromkeys(engines, 6)
