@@ -24,6 +24,8 @@ TRAIN, VALIDATION, _LOSS, _KL = "#2563eb", "#c2410c", "#475569", "#7c3aed"
 INK, MUTED, _GRID = "#1e293b", "#94a3b8", "#e2e8f0"
 # From this number of steps on, a moving mean is drawn over the noisy values.
 _SMOOTH_FROM = 40
+# Above the factor of all labels (`1e-6`) at the top of the axis.
+_TITLE_Y = 1.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,10 @@ def _draw(experiment: str, panels: Sequence[_Panel], series: Mapping[str, _Serie
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(5.4 * len(panels), 4.0), layout="constrained", facecolor="white")
+    # Fixed margins: matplotlib's layouts draw a figure twice, which takes longer than the steps of a short run.
+    width = 5.4 * len(panels)
+    figure = Figure(figsize=(width, 4.0), facecolor="white")
+    figure.subplots_adjust(left=0.95 / width, right=1 - 0.1 / width, bottom=0.13, top=0.82, wspace=0.23)
     FigureCanvasAgg(figure)
     for axes, panel in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
         _draw_panel(axes, panel, series)
@@ -130,16 +135,16 @@ def _draw_panel(axes: Axes, panel: _Panel, series: Mapping[str, _Series]) -> Non
 def _style(axes: Axes, panel: _Panel) -> None:
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    style_axes(axes, panel.title, "training step", panel.label)
+    style_axes(axes, panel.title, "training step", panel.label, _TITLE_Y)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if panel.is_share:
         axes.set_ylim(-0.02, 1.05)
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
-def style_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
-    """Set title, labels and colors of axes, as in all plots of astuner."""
-    axes.set_title(title, loc="left", color=INK, fontsize=12, fontweight="bold")
+def style_axes(axes: Axes, title: str, x_label: str, y_label: str, title_y: float | None = None) -> None:
+    """Set title, labels and colors of axes, as in all plots of astuner; `title_y` is the height of the title."""
+    axes.set_title(title, loc="left", y=title_y, color=INK, fontsize=12, fontweight="bold")
     axes.set_xlabel(x_label, color=INK)
     axes.set_ylabel(y_label, color=INK)
     axes.grid(axis="y", color=_GRID, linewidth=0.8)
@@ -174,7 +179,7 @@ def _draw_validation(axes: Axes, panel: _Panel, series: _Series) -> None:
             axes.plot(steps[index], values[index], color=VALIDATION, marker="D", markersize=8, markerfacecolor=fill,
                       markeredgewidth=1.6, linestyle="none", label=f"validation {word}", zorder=4)  # fmt: skip
             labels.append(f"{word} {values[index]:.1%}" if panel.is_share else f"{word} {values[index]:.3f}")
-    axes.set_title(" → ".join(labels), loc="right", color=VALIDATION, fontsize=10, fontweight="bold")
+    axes.set_title(" → ".join(labels), loc="right", y=_TITLE_Y, color=VALIDATION, fontsize=10, fontweight="bold")
 
 
 def _moving_mean(values: Sequence[float], radius: int) -> list[float]:
