@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from hydra import compose, initialize_config_dir
+from hydra import compose, initialize
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.plugins import Plugins
@@ -27,15 +27,15 @@ from astuner.config.hydra_files import (
     hydra_problems,
     hydra_session,
     search_folders,
+    shipped_entries,
 )
 from astuner.config.keys import KeyPath, dotted, parts, schema
 from astuner.config.nested_dict import drop_at
 from astuner.config.overrides import COMMAND_LINE, CommandLine, check_keys, parse_overrides
 from astuner.config.problems import Problem, outermost_unknown, raise_problems, unknown_key, wrong_containers
-from astuner.config.yaml_file import SHIPPED_FOLDER, SUFFIXES, key_path, place, reason_of, shown
+from astuner.config.yaml_file import SUFFIXES, key_path, place, reason_of, shown
 from astuner.errors import ConfigError, did_you_mean
 
-_SHIPPED_ENTRIES = ("verl/verl_default", "trinity/trinity_default", "astuner_default")
 _RUN = "astuner_run"
 _hydra_lock = threading.Lock()
 
@@ -118,13 +118,13 @@ def origin_of(origins: Mapping[KeyPath, str], path: KeyPath) -> str:
 
 def _compose(main: Path, session: HydraSession, command_line: CommandLine) -> tuple[DictConfig, list[_Layer]]:
     Plugins.instance().register(UserYamlSource)
-    ConfigStore.instance().store(name=_RUN, node={"defaults": [*_SHIPPED_ENTRIES, MAIN, "_self_"]})
+    ConfigStore.instance().store(name=_RUN, node={"defaults": [*shipped_entries(), MAIN, "_self_"]})
     # Hydra's override grammar escapes a quote with a backslash.
     urls = (f"{UserYamlSource.scheme()}://{path}".replace("'", "\\'") for path in (main, *session.folders))
     sources = ",".join(f"'{url}'" for url in urls)
     overrides = [f"hydra.searchpath=[{sources}]", *command_line.lines]
     try:
-        with isolated_hydra(), initialize_config_dir(str(SHIPPED_FOLDER), version_base="1.3"):
+        with isolated_hydra(), initialize(config_path=None, version_base="1.3"):
             try:
                 config = compose(_RUN, overrides=overrides)
             except (HydraException, OmegaConfBaseException):
@@ -195,7 +195,7 @@ def _names(entry: object, name: str) -> bool:
 
 def _resolve(tree: dict[str, Any], origins: Mapping[KeyPath, str], problems: list[Problem]) -> dict[str, Any]:
     """Return the tree with `${…}` resolved; a key that cannot be resolved is removed and added to `problems`."""
-    while True:
+    while _has_references(tree):
         try:
             resolved = OmegaConf.to_container(OmegaConf.create(tree), resolve=True, throw_on_missing=True)
         except OmegaConfBaseException as error:
@@ -208,3 +208,12 @@ def _resolve(tree: dict[str, Any], origins: Mapping[KeyPath, str], problems: lis
         else:
             assert isinstance(resolved, dict)
             return {str(name): value for name, value in resolved.items()}
+    return {str(name): value for name, value in tree.items()}
+
+
+def _has_references(value: object) -> bool:
+    """Return whether OmegaConf has something to resolve in a tree, which it takes long to look for."""
+    if isinstance(value, str):
+        return "${" in value or value == "???"
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return any(map(_has_references, items))

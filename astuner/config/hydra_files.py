@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import yaml
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from astuner.config.aliases import CanonicalFile, canonical_default_name, canonical_file
@@ -28,7 +31,28 @@ MAIN = "the_user_yaml"
 SHIPPED = ("verl_default", "trinity_default", "astuner_default")
 """The defaults in the package: always loaded, in this order, before the user's files."""
 
+_SHIPPED_GROUP = "astuner_shipped"
 _SHIPPED_ENTRY = re.compile(r"^(?:file://)?(?:\./)?(?:astuner|astune|ajet)/default_config(?:/|$)")
+
+
+@cache
+def _shipped() -> dict[str, DictConfig | ListConfig]:
+    """Return the package's defaults, by their `defaults` entries.
+
+    They are read once a process, and with libyaml if it is there: parsing them takes most of the time of a composition
+    otherwise.
+    """
+    found = {}
+    for name in SHIPPED:
+        (path,) = SHIPPED_FOLDER.rglob(f"{name}.yaml")
+        tree = yaml.load(path.read_bytes(), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        found[f"{_SHIPPED_GROUP}/{name}"] = OmegaConf.create(tree)
+    return found
+
+
+def shipped_entries() -> tuple[str, ...]:
+    """Return the `defaults` entries under which Hydra sees the package's defaults."""
+    return tuple(_shipped())
 
 
 @dataclass(slots=True)
@@ -160,7 +184,10 @@ def find_yaml(folder: Path, name: str) -> Path | None:
 
 
 class UserYamlSource(ConfigSource):
-    """A Hydra source of the YAML files in a folder; or, if its path is a file, of that file under the name `MAIN`."""
+    """A Hydra source of the YAML files in a folder; or, if its path is a file, of that file under the name `MAIN`.
+
+    The source of a file also has the package's defaults.
+    """
 
     @staticmethod
     def scheme() -> str:
@@ -175,6 +202,9 @@ class UserYamlSource(ConfigSource):
 
     def load_config(self, config_path: str) -> ConfigResult:
         """Return a file with canonical keys, without `hydra:` and without the shipped defaults in its `defaults`."""
+        if self._has_shipped(config_path):
+            config = copy.deepcopy(_shipped()[config_path])
+            return ConfigResult(self.provider, self.full_path(), config, {"package": "_global_"})
         path = self._find(config_path)
         if path is None:
             raise ConfigLoadError(f"Config not found: {config_path}")
@@ -191,7 +221,10 @@ class UserYamlSource(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Return whether the file `config_path` exists."""
-        return self._find(config_path) is not None
+        return self._has_shipped(config_path) or self._find(config_path) is not None
+
+    def _has_shipped(self, config_path: str) -> bool:
+        return config_path in _shipped() and Path(self.path).is_file()
 
     def is_group(self, config_path: str) -> bool:
         """Return whether the folder `config_path` exists."""

@@ -8,12 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
+from omegaconf import OmegaConf
 
 from astuner.config.data import EnvServiceConfig
 from astuner.config.loading import check_config, load_config, resolve_names
 from astuner.config.root import RunConfig
+from astuner.config.yaml_file import SHIPPED_FOLDER
 from astuner.errors import ConfigError
 
 Write = Callable[..., Path]
@@ -264,3 +267,10 @@ def test_loading_is_light(write: Write, minimal: str) -> None:
     path = write(minimal + BOILERPLATE.format(package="astuner", package_default="astuner_default"))
     run = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
     assert run.stdout.split() == []
+
+
+def test_the_shipped_defaults_are_values_that_every_yaml_reader_reads_alike():
+    """They are read with libyaml, and the files of the user as OmegaConf reads YAML, which knows more numbers."""
+    for path in SHIPPED_FOLDER.rglob("*.yaml"):
+        expected = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+        assert yaml.safe_load(path.read_text()) == expected

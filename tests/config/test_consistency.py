@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from astuner.config.algorithms import ALGORITHMS
-from astuner.config.loading import load_config
+from astuner.config.loading import check_config, load_config, with_values
 from astuner.errors import ConfigError
 
 Write = Callable[..., Path]
@@ -93,10 +93,12 @@ def test_every_group_algorithm_needs_a_group(write: Write, minimal: str) -> None
     ]
     assert {"grpo", "dr_grpo", "dapo", "rloo", "gspo", "cispo"} <= set(comparing)
     assert "reinforce++" not in comparing
+    config = load_config(path).config
     for algorithm in comparing:
-        overrides = ["astuner.rollout.num_repeat=1", f"astuner.trainer_common.algorithm={algorithm}"]
+        values = {"rollout.num_repeat": 1, "trainer_common.algorithm.adv_estimator": algorithm}
+        alone = with_values(config, {f"astuner.{key}": value for key, value in values.items()})
         with pytest.raises(ConfigError, match=f"{re.escape(algorithm)} compares the episodes of one task"):
-            load_config(path, overrides)
+            check_config(alone)
 
 
 @pytest.mark.parametrize(

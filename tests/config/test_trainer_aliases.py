@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from astuner.config.composition import compose_files
+from astuner.config.composition import Composed, compose_files
 from astuner.config.keys import dotted, schema, value_at
 from astuner.config.loading import load_config
-from astuner.config.nested_dict import set_at
+from astuner.config.nested_dict import get_at, set_at
 from astuner.config.overrides import COMMAND_LINE
 from astuner.config.trainer_aliases import take_aliases
 from astuner.config.trainer_mapping import SameThing, TrainerName, trainer_mapping
@@ -80,31 +81,79 @@ def overrides_for(trainer: str, key: str, same: SameThing) -> list[str]:
     return [f"astuner.backbone={trainer}", *NEEDS.get(key, []), *factor]
 
 
+@pytest.fixture(scope="module")
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Composed]:
+    """Return a function that composes a minimal file with overrides, once for each of them."""
+    path = tmp_path_factory.mktemp("aliases") / "run.yaml"
+    path.write_text("astuner:\n  rollout:\n    agentscope_workflow: a->B\n")
+    return cache(lambda *overrides: compose_files(path, overrides))
+
+
 @pytest.mark.parametrize(("trainer", "name", "same"), CASES, ids=[f"{trainer}.{name}" for trainer, name, _ in CASES])
 def test_every_key_of_the_same_meaning_is_taken(
-    write: Write, minimal: str, trainer: str, name: str, same: SameThing
+    composed: Callable[..., Composed], trainer: str, name: str, same: SameThing
 ) -> None:
     key = dotted(same.keys[0])
     if key == "astuner.rollout.gamma":
         pytest.skip("has only one supported value")
     first, second = own_values(key)
-    base = minimal if key != "astuner.model.path" else minimal.replace("path: some/model", "renderer: auto")
-    file = write(f"{base}{trainer}:\n  {name}: {json.dumps(written(same, first))}\n")
-    needed = overrides_for(trainer, key, same)
-    loaded = load_config(file, needed)
-    value = value_at(loaded.config, same.keys[0])
-    assert (list(value) if isinstance(value, tuple) else value) == first
+    base = composed(*overrides_for(trainer, key, same))
+    theirs = written(same, first)
+
+    def taken(**own: Any) -> tuple[dict[str, Any], list[str], list[str]]:
+        tree, origins = copy.deepcopy(base.tree), dict(base.origins)
+        set_at(tree, (trainer, *name.split(".")), theirs)
+        origins[trainer, *name.split(".")] = "run.yaml:1"
+        for value in own.values():
+            set_at(tree, same.keys[0], value)
+            origins[same.keys[0]] = COMMAND_LINE
+        notices, problems = take_aliases(tree, origins, trainer_mapping(trainer))
+        return tree, notices, [problem.text for problem in problems]
+
+    tree, notices, problems = taken()
+    assert not problems
+    assert get_at(tree, same.keys[0]) == first
+    assert not tree[trainer]
+    assert any(f"{trainer}.{name} is read as {key}; write {key}" in notice for notice in notices)
+    assert not taken(own=first)[2]
+    clash = f"{trainer}.{name} is {theirs!r}, and {key}, which is the same thing, is {second!r} (command"
+    assert any(clash in problem for problem in taken(own=second)[2])
+
+
+def whole_files() -> Iterator[tuple[str, dict[str, SameThing]]]:
+    """Yield files of a trainer's section whose keys mean different things, until each key is in one."""
+    for trainer in TRAINERS:
+        files: list[dict[str, SameThing]] = []
+        for name, same in trainer_mapping(trainer).aliases.items():
+            if same.keys[0] != ("astuner", "rollout", "gamma"):
+                one = [
+                    file for file in files if not {key for other in file.values() for key in other.keys} & {*same.keys}
+                ]
+                if not one:
+                    files.append({})
+                (one or files)[-1][name] = same
+        yield from ((trainer, file) for file in files)
+
+
+@pytest.mark.parametrize(("trainer", "names"), list(whole_files()))
+def test_all_of_a_file_are_taken(write: Write, trainer: str, names: dict[str, SameThing]) -> None:
+    lines, needed, expected = ["astuner:\n  rollout:\n    agentscope_workflow: a->B", f"{trainer}:"], {}, {}
+    if not any(same.keys[0] == ("astuner", "model", "path") for same in names.values()):
+        lines[0] += "\n  model:\n    path: some/model"
+    for name, same in names.items():
+        key = dotted(same.keys[0])
+        expected[key], _ = own_values(key)
+        lines.append(f"  {name}: {json.dumps(written(same, expected[key]))}")
+        needed |= dict.fromkeys(overrides_for(trainer, key, same))
+    overrides = [line for line in needed if line.partition("=")[0] not in expected]
+    loaded = load_config(write("\n".join(lines) + "\n"), overrides)
+    for key, value in expected.items():
+        found = value_at(loaded.config, tuple(key.split(".")))
+        assert (list(found) if isinstance(found, tuple) else found) == value, key
     assert getattr(loaded.config, trainer) == {}
-    assert any(f"{trainer}.{name} is read as {key}; write {key}" in notice for notice in loaded.notices)
-    # The rest of load_config takes most of its time, and does not depend on the key.
-    composed = compose_files(file, needed)
-    clash = f"{trainer}.{name} is {written(same, first)!r}, and {key}, which is the same thing, is {second!r} (command"
-    for own, clashes in ((first, False), (second, True)):
-        tree, origins = copy.deepcopy(composed.tree), {**composed.origins, same.keys[0]: COMMAND_LINE}
-        set_at(tree, same.keys[0], own)
-        _, problems = take_aliases(tree, origins, trainer_mapping(trainer))
-        assert any(clash in problem.text for problem in problems) is clashes
-        assert clashes or not problems
+    for name, same in names.items():
+        read_as = f"{trainer}.{name} is read as {dotted(same.keys[0])}; write"
+        assert any(read_as in notice for notice in loaded.notices), read_as
 
 
 @pytest.mark.parametrize(
