@@ -101,8 +101,27 @@ HARM: dict[str, Callable[[], object]] = {
 }
 
 
+def settings_of_the_process() -> dict[str, object]:
+    import torch
+
+    mask = os.umask(0)
+    os.umask(mask)
+    return {
+        "dtype": str(torch.get_default_dtype()),
+        "recursion": sys.getrecursionlimit(),
+        "folder": os.getcwd(),
+        "umask": mask,
+        "variable": os.environ.get("LEFT_BY_EPISODE"),
+        "warnings": [str(entry[:1]) for entry in warnings.filters],
+        "precision": getcontext().prec,
+        "cpu": resource.getrlimit(resource.RLIMIT_CPU),
+        "path": sys.path,
+        "hook": threading.excepthook.__name__,
+    }
+
+
 class Harms(Workflow):
-    """Calls the model, does the harm that the task names, and calls the model again."""
+    """Calls the model, does the harm that the task names, calls the model again, and describes its process."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         question = workflow_task.task.main_query
@@ -111,34 +130,7 @@ class Harms(Workflow):
         if question in HARM:
             HARM[question]()
         await model_tuner.chat(messages)
-        return WorkflowOutput(reward=1.0, metadata={"pid": os.getpid()})
-
-
-class Describes(Workflow):
-    """Returns the settings of its process."""
-
-    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        import torch
-
-        question = workflow_task.task.main_query
-        if question == "change":
-            change_process()
-        await model_tuner.chat([{"role": "user", "content": question}])
-        mask = os.umask(0)
-        os.umask(mask)
-        settings = {
-            "dtype": str(torch.get_default_dtype()),
-            "recursion": sys.getrecursionlimit(),
-            "folder": os.getcwd(),
-            "umask": mask,
-            "variable": os.environ.get("LEFT_BY_EPISODE"),
-            "warnings": [str(entry[:1]) for entry in warnings.filters],
-            "precision": getcontext().prec,
-            "cpu": resource.getrlimit(resource.RLIMIT_CPU),
-            "path": sys.path,
-            "hook": threading.excepthook.__name__,
-        }
-        return WorkflowOutput(reward=1.0, metadata={"pid": os.getpid(), **settings})
+        return WorkflowOutput(reward=1.0, metadata={"pid": os.getpid(), **settings_of_the_process()})
 
 
 class StartsProcess(Workflow):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from astuner.task_rollout import ActiveEpisodes, BatchRequest, TaskRollout
 AGENTS = Path(__file__).with_name("isolation_agents.py")
 SETTINGS = CallSettings(max_tokens=8, max_calls=5)
 GOOD = ("good 0", "good 1", "good 2")
+TIGHT: dict[str, Any] = {"rollout__episode_timeout": 1.0, "judge": True}
 
 
 def request(*questions: str, answers: tuple[str, ...] = ()) -> BatchRequest:
@@ -30,16 +32,20 @@ def request(*questions: str, answers: tuple[str, ...] = ()) -> BatchRequest:
     return BatchRequest(tasks, 1, "train", 1, 0, SETTINGS)
 
 
-@pytest.fixture
-def start(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., TaskRollout]]:
-    """Return a function that starts a rollout of a workflow of `isolation_agents`."""
-    rollouts: list[TaskRollout] = []
+@pytest.fixture(scope="module")
+def rollout_of(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., TaskRollout]]:
+    """Return a function that returns the rollout of a workflow of `isolation_agents`; a repeated call, the same one.
+
+    The process that starts workers imports torch, which takes most of the time of a test. Its workers are replaced
+    after each harm.
+    """
     before = set(psutil.Process().children(recursive=True))
 
-    def begin(workflow: str, *, judge: bool = False, workers: int = 2, **settings: Any) -> TaskRollout:
+    @cache
+    def begin(workflow: str, *, judge: bool = False, **settings: Any) -> TaskRollout:
         job = AstunerJob(algorithm="grpo", model=model_folder, backbone="local", model__renderer="qwen3", **{
             "rollout__isolation": "process",
-            "rollout__max_env_worker": workers,
+            "rollout__max_env_worker": 2,
             "rollout__episode_timeout": 30.0,
             "task_judge__timeout": 5.0,
         } | settings)  # fmt: skip
@@ -53,6 +59,7 @@ def start(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., TaskRoll
         rollouts.append(make_rollout(config, inputs, engine, ActiveEpisodes()))
         return rollouts[-1]
 
+    rollouts: list[TaskRollout] = []
     yield begin
     for each in rollouts:
         each.close()
@@ -73,18 +80,18 @@ def by_question(episodes: list[Episode]) -> dict[str, Episode]:
     ("harm", "expected"),
     [
         ("exit", "exited with code 7"),
-        pytest.param("exit in a thread", "exited with code 9", marks=pytest.mark.long),
-        pytest.param("interrupt", "signal 2 (SIGINT)", marks=pytest.mark.long),
-        pytest.param("abort", "signal 6 (SIGABRT)", marks=pytest.mark.long),
+        ("exit in a thread", "exited with code 9"),
+        ("interrupt", "signal 2 (SIGINT)"),
+        ("abort", "signal 6 (SIGABRT)"),
         ("segfault", "signal 11 (SIGSEGV)"),
         ("memory", "signal 9 (SIGKILL; Linux sends it when memory runs out)"),
-        pytest.param("kill group", "signal 9 (SIGKILL", marks=pytest.mark.long),
+        ("kill group", "signal 9 (SIGKILL"),
         ("exit with child", "exited with code 3"),
         ("close", "closed its connection"),
     ],
 )
-def test_a_process_that_ends_fails_its_episode_only(start: Callable[..., TaskRollout], harm: str, expected: str):
-    episodes = by_question(start("Harms").run(request(harm, *GOOD)))
+def test_a_process_that_ends_fails_its_episode_only(rollout_of: Callable[..., TaskRollout], harm: str, expected: str):
+    episodes = by_question(rollout_of("Harms").run(request(harm, *GOOD)))
     failed = episodes.pop(harm)
     assert (failed.status, failed.error_kind, failed.reward) == ("failed", "worker", None)
     assert failed.error is not None
@@ -94,20 +101,17 @@ def test_a_process_that_ends_fails_its_episode_only(start: Callable[..., TaskRol
     assert {episode.status for episode in episodes.values()} == {"ok"}
 
 
-def test_the_stack_of_a_crash_is_recorded(start: Callable[..., TaskRollout]):
-    (failed,) = start("Harms").run(request("segfault"))
+def test_the_stack_of_a_crash_is_recorded(rollout_of: Callable[..., TaskRollout]):
+    (failed,) = rollout_of("Harms").run(request("segfault"))
     assert failed.error is not None
     assert "isolation_agents.py" in failed.error
     assert "in segfault" in failed.error
     assert "Segmentation fault" in str(failed.error_traceback)
 
 
-@pytest.mark.parametrize(
-    ("harm", "function"),
-    [("block", "block_interpreter"), pytest.param("match", "match_forever", marks=pytest.mark.long)],
-)
-def test_a_blocked_interpreter_is_killed(start: Callable[..., TaskRollout], harm: str, function: str):
-    rollout = start("Harms", rollout__episode_timeout=3.0, task_judge__timeout=1.0)
+@pytest.mark.parametrize(("harm", "function"), [("block", "block_interpreter"), ("match", "match_forever")])
+def test_a_blocked_interpreter_is_killed(rollout_of: Callable[..., TaskRollout], harm: str, function: str):
+    rollout = rollout_of("Harms", rollout__episode_timeout=3.0, task_judge__timeout=1.0)
     episodes = by_question(rollout.run(request(harm, *GOOD)))
     failed = episodes.pop(harm)
     assert (failed.status, failed.error_kind) == ("failed", "timeout")
@@ -118,9 +122,9 @@ def test_a_blocked_interpreter_is_killed(start: Callable[..., TaskRollout], harm
     assert {episode.status for episode in episodes.values()} == {"ok"}
 
 
-def test_settings_of_the_process_reach_no_other_worker(start: Callable[..., TaskRollout]):
+def test_settings_of_the_process_reach_no_other_worker(rollout_of: Callable[..., TaskRollout]):
     before = (os.getcwd(), os.environ.get("LEFT_BY_EPISODE"))
-    rollout = start("Describes")
+    rollout = rollout_of("Harms")
     (first,) = rollout.run(request("good"))
     changed = rollout.run(request("change", "change"))
     assert [episode.status for episode in changed] == ["ok", "ok"]
@@ -133,46 +137,47 @@ def test_settings_of_the_process_reach_no_other_worker(start: Callable[..., Task
     assert before == (os.getcwd(), os.environ.get("LEFT_BY_EPISODE"))
 
 
-def test_the_process_that_starts_workers_is_replaced(start: Callable[..., TaskRollout]):
-    rollout = start("Harms")
-    episodes = rollout.run(request("kill parent", *GOOD, *["kill parent"] * 5))
-    assert [episode.error for episode in episodes] == [None] * 9
+def test_the_process_that_starts_workers_is_replaced(rollout_of: Callable[..., TaskRollout]):
+    rollout = rollout_of("Harms", rollout__max_retries=1)
+    episodes = rollout.run(request("kill parent", *GOOD, "kill parent"))
+    assert [episode.error for episode in episodes] == [None] * 5
     assert [episode.error for episode in rollout.run(request(*GOOD))] == [None] * 3
 
 
-def test_retries_run_after_a_crash(start: Callable[..., TaskRollout]):
-    attempts = start("Harms", rollout__max_retries=1).run(request("exit"))
+def test_retries_run_after_a_crash(rollout_of: Callable[..., TaskRollout]):
+    attempts = rollout_of("Harms", rollout__max_retries=1).run(request("exit"))
     assert [episode.episode_id for episode in attempts] == ["train-000001-t0-0", "train-000001-t0-0#2"]
     assert {episode.error_kind for episode in attempts} == {"worker"}
 
 
-def test_workers_are_forked_from_a_process_without_other_threads(start: Callable[..., TaskRollout]):
-    start("Harms").run(request(*GOOD))
-    children = filter(is_running, psutil.Process().children())
-    servers = [child for child in children if any("fork_server" in part for part in child.cmdline())]
-    assert [server.num_threads() for server in servers] == [1]
-    assert len(servers[0].children()) == 2
+def test_workers_are_forked_from_a_process_without_other_threads(rollout_of: Callable[..., TaskRollout]):
+    workers = [psutil.Process(each.metadata["pid"]) for each in rollout_of("Harms").run(request(*GOOD))]
+    (server,) = {worker.parent() for worker in workers}
+    assert server is not None
+    assert any("fork_server" in part for part in server.cmdline())
+    assert server.parent() == psutil.Process()
+    assert server.num_threads() == 1
+    assert len(list(filter(is_running, server.children()))) == 2
 
 
-def test_workers_are_used_again(start: Callable[..., TaskRollout]):
-    rollout = start("Harms")
+def test_workers_are_used_again(rollout_of: Callable[..., TaskRollout]):
+    rollout = rollout_of("Harms")
     pids = {episode.metadata["pid"] for _ in range(3) for episode in rollout.run(request(*GOOD))}
     assert len(pids) == 2
     assert os.getpid() not in pids
 
 
-def test_a_judge_runs_in_the_process(start: Callable[..., TaskRollout]):
-    rollout = start("Raises", judge=True)
+def test_a_judge_runs_in_the_process(rollout_of: Callable[..., TaskRollout]):
+    rollout = rollout_of("Raises", **TIGHT)
     scored, crashed = rollout.run(request("a", "b", answers=("", "exit")))
     assert (scored.status, scored.reward, scored.is_success) == ("ok", 0.25, False)
     assert (crashed.status, crashed.error_kind) == ("failed", "worker")
 
 
-def test_errors_and_limits_are_those_of_threads(start: Callable[..., TaskRollout]):
+def test_errors_and_limits_are_those_of_threads(rollout_of: Callable[..., TaskRollout]):
     questions = ("raise", "late", "too many calls", "good", "unpicklable", "breakpoint")
-    settings = {"rollout__episode_timeout": 1.0, "judge": True}
-    in_processes = start("Raises", **settings).run(request(*questions))
-    in_threads = start("Raises", rollout__isolation="thread", **settings).run(request(*questions[:-1]))
+    in_processes = rollout_of("Raises", **TIGHT).run(request(*questions))
+    in_threads = rollout_of("Raises", rollout__isolation="thread", **TIGHT).run(request(*questions[:-1]))
 
     def outcome(episode: Episode) -> tuple[Any, ...]:
         error = str(episode.error).partition(";")[0]
