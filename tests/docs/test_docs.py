@@ -119,6 +119,9 @@ def is_installed(block: Block) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in FRAMEWORKS & imported)
 
 
+SMALLER = {"frozenlake_tiny.yaml": ["astuner.task_reader.env_service.env_params={train_tasks: 4, validation_tasks: 4}"]}
+"""Settings of single configurations, beside those of `small`: 400 games of a random model would take a minute."""
+
 FRAMEWORKS = {"langgraph", "autogen_agentchat", "agents", "pydantic_ai", "smolagents", "google.adk"}
 
 
@@ -160,7 +163,9 @@ class PageRunner:
     def astuner(self, arguments: list[str]) -> None:
         if arguments in ci_commands() or arguments[0] in ("view", "serve-tinker"):  # these serve until Ctrl-C
             return
-        overrides = self._overrides if "--conf" in arguments else []
+        overrides = []
+        if "--conf" in arguments:
+            overrides = [*self._overrides, *SMALLER.get(Path(arguments[arguments.index("--conf") + 1]).name, [])]
         if "--model" in arguments:  # written by an earlier command
             assert Path(arguments[arguments.index("--model") + 1]).is_dir()
         assert command.main([*arguments, *overrides], standalone_mode=False) in (None, 0)
