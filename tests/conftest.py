@@ -50,10 +50,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip what needs a real vLLM, verl, Trinity or agent framework where it is not installed."""
     # Trinity's environment has an older verl, without TransferQueue.
     needed = {
-        "vllm": (("vllm",), ".ci/backbone_environments"),
+        "vllm": (("vllm",), "the environment of .ci/nightly"),
         "verl": (("transfer_queue",), ".ci/verl_run"),
         "trinity": (("trinity",), ".ci/trinity_run"),
-        "verl_vllm": (("transfer_queue", "vllm"), ".ci/backbone_environments"),
+        "verl_vllm": (("transfer_queue", "vllm"), "the environment of .ci/nightly"),
         "langgraph": (("langgraph", "langchain_openai"), ".ci/frameworks"),
         "autogen": (("autogen_agentchat", "autogen_ext"), ".ci/frameworks"),
         "openai_agents": (("agents",), ".ci/frameworks"),
