@@ -237,7 +237,7 @@ def _named(environment: str) -> tuple[str, str]:
 
 
 def _faults(family: str) -> dict[str, str]:
-    """Return the environments of a family that cannot be used because of a fault of their package, with the fault."""
+    """Return a family's environments that cannot be used because their package has a fault, with the fault."""
     module = adapter(family)
     return dict(module.faults()) if hasattr(module, "faults") else {}
 

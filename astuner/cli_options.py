@@ -41,7 +41,7 @@ def complete_keys(_context: click.Context, _parameter: click.Parameter, incomple
 
 
 def complete_runs(ctx: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the names of the recorded runs that start with `incomplete`, for the completion of the shell."""
+    """Return the names of recorded runs that start with `incomplete`, for shell completion."""
     from astuner.run_record.folder import is_record
 
     folder = Path(ctx.params.get("exp_dir") or "launcher_record")
@@ -115,7 +115,7 @@ def tinker_limits(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def quoted(value: str) -> str:
-    """Return a text as a value of an override in Hydra's grammar, which keeps every character of it."""
+    """Return a text as an override's value in Hydra's grammar, which keeps every character."""
     # A backslash escapes a quote, and another one only before a quote.
     escaped = re.sub(r"(\\*)('|$)", lambda match: match[1] * 2 + ("\\'" if match[2] else ""), value)
     return f"'{escaped}'"

@@ -1,4 +1,4 @@
-"""The rewards of the agents of an environment, step by step."""
+"""The rewards of an environment's agents, step by step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from astuner.schema import AgentStep
 
 
 def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:
-    """Return, for each step of an agent, its reward plus `gamma` times the return of the next step.
+    """Return each step's discounted return: its reward plus `gamma` times the next step's return.
 
     Args:
         rewards: the rewards of the steps, in order.
@@ -37,7 +37,7 @@ class SeatTurn:
 
 @dataclass
 class SeatRewards:
-    """The turns of the seats of an environment, in order, with their rewards.
+    """The turns of an environment's seats, in order, with their rewards.
 
     A reward that a seat receives in the turn of another one belongs to its own last turn, which led to it.
     """
@@ -57,7 +57,7 @@ class SeatRewards:
             self.turns[-1].end_call = n_calls
 
     def add(self, reward: float | Mapping[str, float]) -> None:
-        """Add the reward of a step: that of the seat that has acted, or those of several seats by name."""
+        """Add a step's reward: a number for the seat that has acted, or several seats' rewards by name."""
         acted = self.turns[-1].seat
         for seat, value in (reward if isinstance(reward, Mapping) else {acted: reward}).items():
             last = next((turn for turn in reversed(self.turns) if turn.seat == seat), None)
@@ -67,11 +67,11 @@ class SeatRewards:
                 last.reward += value
 
     def total(self, seat: str, gamma: float) -> float:
-        """Return the rewards of a seat, each discounted by `gamma` for each turn of the seat before it."""
+        """Return a seat's total reward, where `gamma` discounts a reward once for each earlier turn of the seat."""
         return self._returns(gamma).get(seat, [self._early.get(seat, 0.0)])[0]
 
     def steps(self, gamma: float) -> list[AgentStep]:
-        """Return the step of each LLM call, with the discounted rewards of its seat from the call's turn on."""
+        """Return one step for each LLM call, with its seat's discounted rewards from the call's turn on."""
         returns = {seat: iter(values) for seat, values in self._returns(gamma).items()}
         by_turn = [(turn, AgentStep(turn.state, next(returns[turn.seat]))) for turn in self.turns]
         return [step for turn, step in by_turn for _ in range(turn.first_call, turn.end_call)]

@@ -45,7 +45,7 @@ class LoopSettings:
 
 @dataclass(eq=False)
 class EnvWorkflow(Workflow):
-    """Plays the environment of a task step by step, with one agent of the tracker for each seat."""
+    """Plays a task's environment step by step, with one tracker agent for each seat."""
 
     settings: LoopSettings = field(default_factory=LoopSettings)
     name: str = "agent loop"

@@ -130,7 +130,7 @@ def group_centred_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -
 def length_weighted_advantages(
     rewards: Tensor, group_ids: Tensor, by_std: bool, lengths: Tensor | None = None
 ) -> Tensor:
-    """Return reward minus the mean of the group's rewards, weighted by the lengths of the episodes.
+    """Return each reward minus its group's mean reward, weighted by episode length.
 
     OPO (arXiv:2505.23585): the baseline that minimises the variance of the gradient is the mean reward weighted by the
     squared norm of the gradient of log π(y), which is about proportional to the length of y: sum of l r / sum of l.
@@ -191,7 +191,7 @@ def group_decoupled_advantages(
     weights: Sequence[float] | None = None,
     shaping: Tensor | None = None,
 ) -> Tensor:
-    """Return the weighted sum of the group-relative advantages of several rewards, normalised over the batch.
+    """Return the weighted sum of several rewards' group-relative advantages, normalised over the batch.
 
     GDPO (arXiv:2601.05242): A_k = (r_k - mean of the group) / standard deviation of the group, for each reward k;
     A_sum = sum over k of w_k A_k; A = (A_sum - mean of the batch) / standard deviation of the batch. The sum of the
@@ -257,7 +257,7 @@ def _group_index(group_ids: Tensor) -> Tensor:
 
 
 def _group_sum(values: Tensor, group: Tensor) -> Tensor:
-    """Return, for each episode, the sum of the values of its group, [E]."""
+    """Return, for each episode, its group's sum of values, [E]."""
     return torch.zeros_like(values).index_add(0, group, values)[group]
 
 

@@ -61,7 +61,7 @@ def sample_scales(trained_tokens: Tensor, episode_index: Tensor, mode: LossAggMo
 
 
 def token_weights(train_counts: Tensor, scales: Tensor) -> Tensor:
-    """Return the weights of the tokens of a micro-batch.
+    """Return token weights for a micro-batch.
 
     Args:
         train_counts: [B, T] integer or float, how often each token is trained; 0 for context and padding.

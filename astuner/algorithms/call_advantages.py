@@ -1,4 +1,4 @@
-"""Advantages of single LLM calls: of calls and agents with their own rewards, and of steps from equal states."""
+"""Call-level advantages: for calls and agents with their own rewards, and for steps that begin in equal states."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def advantages_by_call(
     group_ids: Tensor,
     lengths: Tensor,
 ) -> list[dict[str, float]]:
-    """Return, by call id, the advantages of the calls whose reward differs from that of their episode.
+    """Return, by call id, the advantage of each call whose reward differs from its episode's.
 
     An agent's reward is compared with the rewards of the same agent in the other episodes of the group; an episode
     without rewards by agent takes part with its own reward. A call with a reward has the advantage that the episode
@@ -76,7 +76,7 @@ def _variance_of_calls(episode: Episode) -> float:
 
 
 def anchor_state_advantages(episodes: Sequence[Episode], by_std: bool) -> list[dict[str, float]]:
-    """Return the advantage of each step over the other steps of its group that begin in the same state.
+    """Return each step's advantage over the steps in its group that begin in the same state.
 
     GiGPO (Feng et al., "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978): the
     steps of all episodes of a task that begin in one state, the anchor state, form a group. The advantage of a step is
@@ -118,7 +118,7 @@ def add_to_calls(
     step_advantages: Sequence[Mapping[str, float]],
     coef: float,
 ) -> list[dict[str, float]]:
-    """Return the advantages of the calls of each episode by call id, with those of their steps added.
+    """Return each episode's call advantages by call id, with the step advantages added.
 
     Args:
         episode_advantages: E advantages of whole episodes.

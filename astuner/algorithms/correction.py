@@ -45,7 +45,7 @@ class Correction:
         return CORRECTIONS[self.config.mode]
 
     def factors(self, batch: PolicyBatch) -> tuple[Tensor, CorrectionMetrics]:
-        """Return the factors of the token losses of a micro-batch.
+        """Return the factors for a micro-batch's token losses.
 
         Args:
             batch: B rows of T tokens, with `sampler_logprobs`, and with `calls` if the unit is a call.
@@ -92,7 +92,7 @@ class Correction:
         return calls.to_tokens(weights * kept, batch.train_counts), metrics
 
     def metrics_by_staleness(self, batch: PolicyBatch, staleness: Tensor, ages: int) -> list[CorrectionMetrics]:
-        """Return the metrics of the tokens of each staleness.
+        """Return the tokens' correction metrics for each staleness.
 
         Args:
             batch: B rows of T tokens, with `sampler_logprobs` and `calls`.
@@ -229,7 +229,7 @@ def correction_summary(sums: Mapping[str, float], suffix: str = "") -> dict[str,
 def corrected_loss(
     rule: ReinforcementRule, correction: Correction, batch: PolicyBatch
 ) -> tuple[PolicyLoss, CorrectionMetrics]:
-    """Return the token losses of a micro-batch times their factors, and the metrics of the correction."""
+    """Return a micro-batch's token losses, multiplied by the correction factors, and the correction metrics."""
     loss = rule.policy_loss(batch)
     factors, metrics = correction.factors(batch)
     return replace(loss, token_losses=loss.token_losses * factors), metrics

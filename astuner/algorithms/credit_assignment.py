@@ -1,4 +1,4 @@
-"""Credit assignment of a training step: from the rewards of its episodes to the advantages of its rows.
+"""Credit assignment for a training step: from its episodes' rewards to its rows' advantages.
 
 Every trainer uses it. A workflow may reward an episode, each of its agents, or each of its LLM calls. Statistics are
 over episodes in all three cases, so that an episode with more calls does not weigh more.
@@ -308,7 +308,7 @@ def uses_kl_loss(config: AstunerConfig) -> bool:
 
 
 def trains_without_advantage(config: AstunerConfig) -> bool:
-    """Return whether rows whose advantage is 0 have a gradient, of the KL term or of the entropy bonus."""
+    """Return whether rows with advantage 0 have a gradient, from the KL term or the entropy bonus."""
     return uses_kl_loss(config) or config.trainer_common.algorithm.entropy_coef > 0
 
 

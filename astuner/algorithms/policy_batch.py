@@ -57,7 +57,7 @@ class CallTable:
 
 @dataclass(frozen=True, slots=True)
 class CallTokens:
-    """The N tokens of the C calls of a micro-batch; a token that several calls share is listed for each.
+    """The N tokens in a micro-batch's C calls; a token that several calls share is listed for each.
 
     Attributes:
         places: [N] int64, index in the flattened [B × T].
@@ -92,7 +92,7 @@ class CallTokens:
         return self.sums(values) / self.lengths
 
     def to_tokens(self, call_values: Tensor, train_counts: Tensor) -> Tensor:
-        """Return, for each token, the mean of the values [C] of its calls; 0 for tokens outside of the calls.
+        """Return, for each token, the mean value of its calls, from `call_values` [C]; 0 for tokens outside all calls.
 
         The mean times `train_counts` [B, T] is the sum over the calls of the token.
         """
@@ -159,7 +159,7 @@ class PolicyBatch:
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """The losses of the tokens of a micro-batch.
+    """A micro-batch's token losses.
 
     Attributes:
         token_losses: [B, T] in the dtype of the logprobs, 0 where `train_counts` is 0.

@@ -94,7 +94,7 @@ def token_sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLo
 
 
 def geometric_mean_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
-    """Return -g A at each token, where g is the geometric mean of the clipped ratios of the token's call.
+    """Return -g A at each token, where g is the geometric mean over the clipped ratios in the token's call.
 
     GMPO (arXiv:2507.20673, eq. 4): log r of each token is clipped to [-low, high] where that makes the objective
     smaller, and g is the exponential of the mean over the call's tokens. A token whose ratio is clipped has no

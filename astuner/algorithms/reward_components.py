@@ -16,7 +16,7 @@ from astuner.schema import Episode
 
 @dataclass(frozen=True)
 class RewardComponents:
-    """The K components of the rewards of a step's E episodes.
+    """The K reward components of a step's E episodes.
 
     Attributes:
         names: K names.
@@ -47,7 +47,7 @@ class RewardComponents:
 
 
 def reward_components(episodes: Sequence[Episode], weights: Mapping[str, float]) -> RewardComponents:
-    """Return the components of the rewards of a step's episodes.
+    """Return the reward components of a step's episodes.
 
     An episode without a judgement, for example one whose reward the workflow has returned, has its reward as each
     component. The reward is the only component if `weights` is empty and no component has a name without a dot.

@@ -29,7 +29,7 @@ def overlong_punishment(response_lengths: Tensor, max_response_length: int, buff
 
 
 def episode_sums(values: Tensor, train_counts: Tensor, episode_index: Tensor, n_episodes: int) -> Tensor:
-    """Return the sum of a per-token quantity over the trained tokens of each episode, weighted by the train counts.
+    """Return each episode's sum of a per-token quantity over its trained tokens, weighted by the train counts.
 
     The sums of micro-batches add up to the sum over the batch.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def sft_token_weights(train_counts: Tensor, attention_mask: Tensor, prompt_loss_weight: float) -> Tensor:
-    """Return the weight of each token of a transcript, which replaces the train counts of a sample.
+    """Return a weight for each token in a transcript, which replaces the sample's train counts.
 
     The assistant's tokens have their train count as weight, all others have `prompt_loss_weight` (Huerta-Enochian and
     Ko, "Instruction fine-tuning: does prompt loss matter?", arXiv:2401.13586). The first token of a row has weight 0,

@@ -1,4 +1,4 @@
-"""Training rows: the samples of the context tracker with the advantages of their calls, for every trainer."""
+"""Training rows: the context tracker's samples with their calls' advantages, for every trainer."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class TrainingRow:
         )
 
     def with_temperatures(self, temperatures: Mapping[str, float]) -> TrainingRow:
-        """Return the row with the sampling temperatures of its calls, from a mapping of call ids to temperatures."""
+        """Return the row with its calls' sampling temperatures, taken from a mapping from call ids to temperatures."""
         return replace(self, temperatures=[temperatures[call_id] for call_id in self.call_ids])
 
     def with_sampler_logprobs(self, calls: Mapping[str, LlmCall]) -> TrainingRow:
-        """Return the row with the sampler's logprobs of its calls, from a mapping of call ids to calls."""
+        """Return the row with its calls' sampler logprobs, taken from a mapping from call ids to calls."""
         if not any(calls[call_id].sampler_logprobs for call_id in self.call_ids):
             return self
         logprobs = np.array(self.logprobs, np.float32)

@@ -30,7 +30,7 @@ class TokenValues:
 def sample_updates(
     episodes: Sequence[Episode], rows: Sequence[TrainingRow], values: Mapping[SampleKey, TokenValues]
 ) -> tuple[tuple[SampleUpdate, ...], ...]:
-    """Return the update record of each sample of each episode.
+    """Return an update record for each sample, grouped by episode.
 
     Args:
         episodes: E episodes.
@@ -54,7 +54,7 @@ def _sample_update(sample: Sample, row: TrainingRow | None, values: TokenValues 
 
 
 def _advantage_runs(sample: Sample, row: TrainingRow | None) -> tuple[tuple[int, float], ...]:
-    """Return the advantages of the trained tokens, in order, as (number of tokens, advantage)."""
+    """Return the trained tokens' advantages, in order, as (number of tokens, advantage)."""
     advantages = set(row.advantages) if row else {0.0}
     if len(advantages) == 1 and (row is None or row.teacher_advantages is None):
         return ((count_trained_tokens(sample), advantages.pop()),)

@@ -74,7 +74,7 @@ def bench_suite(
 
 
 def _write_results(folder: Path, outcomes: Sequence[RunOutcome], report: Callable[[str], None]) -> list[BenchResult]:
-    """Write the results of the runs, and the page and pictures of all results in `folder`. Return those of the runs."""
+    """Write the runs' results, and in `folder` the page and pictures for all results. Return the runs' results."""
     results = _results(outcomes)
     for result in results:
         _report_lost_seeds(folder / "results" / f"{result.name}.json", result, report)

@@ -25,7 +25,7 @@ _WORDS: dict[Verdict, str] = {"worse": "worse", "better": "better", "equal": "no
 
 @dataclass(frozen=True, slots=True)
 class ResultComparison:
-    """One measure of two results of the same entry.
+    """One measure, compared between two results for the same entry.
 
     Attributes:
         name: entry and backbone; both backbones if they differ.
@@ -69,7 +69,7 @@ class BenchComparison:
 
 @dataclass(slots=True)
 class _Pairs:
-    """The pairs of results that can be compared, by name, and the lines of `BenchComparison`."""
+    """The comparable result pairs, by name, and the lines of `BenchComparison`."""
 
     pairs: list[tuple[str, BenchResult, BenchResult]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Result files of a benchmark: one JSON file per entry of the suite and backbone, made from the records of its runs."""
+"""A benchmark's result files: one JSON file per suite entry and backbone, made from its runs' records."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SeedResult(_Part):
 
 
 class SourceGain(_Part):
-    """The gain on the tasks of one reader of a mixture."""
+    """The gain on one mixture reader's tasks."""
 
     before: Rate
     """Mean over the seeds of the starting model's success rate."""
@@ -161,7 +161,7 @@ class BenchResult(_Part):
         return self.model_copy(update={"seeds": tuple(seeds), **_statistics(seeds)})
 
     def of_seeds(self, numbers: Collection[int]) -> BenchResult:
-        """Return the result of some of the seeds.
+        """Return the result for some of the seeds.
 
         Raises:
             RecordError: If there is no result of a seed.
@@ -179,7 +179,7 @@ def _without(values: dict[str, Any], name: str) -> dict[str, Any]:
 
 def bench_result(entry: SuiteEntry, backbone: str, model: str, versions: dict[str, Any], seeds: Sequence[SeedResult],
                  failed_seeds: Sequence[int] = (), date: str = "") -> BenchResult:  # fmt: skip
-    """Return the result of the seeds of an entry on a backbone, with mean and interval."""
+    """Return an entry's result over its seeds on a backbone, with mean and interval."""
     by_seed = sorted(seeds, key=lambda result: result.seed)
     return BenchResult(
         suite=entry.name,
@@ -195,7 +195,7 @@ def bench_result(entry: SuiteEntry, backbone: str, model: str, versions: dict[st
 
 
 def command_of(entry: SuiteEntry, backbone: str) -> str:
-    """Return the command of the runs of an entry, without their name and folder; SEED stands for the seed."""
+    """Return the command for an entry's runs, without their name and folder; SEED stands for the seed."""
     words = ["astuner", "--conf", entry.conf, "--backbone", backbone, *entry.overrides, f"{entry.seed_key}=SEED"]
     return redact(shlex.join(words))
 
@@ -276,7 +276,7 @@ def read_seed(folder: Path, seed: int) -> SeedResult:
 
 
 def _ends_by_source(validations: Sequence[Mapping[str, float | None]]) -> dict[str, tuple[float, float]]:
-    """Return the success rates of the first and of the last validation by reader of a mixture."""
+    """Return the first and the last validation's success rates, by mixture reader."""
     prefix = "val/success_rate/"
     return {
         name.removeprefix(prefix): (round(first, 9), round(last, 9))
@@ -307,7 +307,7 @@ def write_result(folder: Path, result: BenchResult) -> Path:
 
 
 def _on_one_line(text: str) -> str:
-    """Return JSON with one line per run, so that a change of a result is readable as a difference of lines."""
+    """Return JSON with one line per run, so that a changed result is readable as a difference of lines."""
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("   ") and lines:
@@ -320,7 +320,7 @@ def _on_one_line(text: str) -> str:
 
 
 def read_results(path: Path) -> list[BenchResult]:
-    """Return the results of a file, or of all JSON files of a folder, by name.
+    """Return the results in a file, or in all JSON files of a folder, by name.
 
     Raises:
         RecordError: If there is no result, a file is damaged, or two files are results of one entry and backbone.

@@ -1,4 +1,4 @@
-"""Pages of results, and the page of the published ones, `docs/en/results.md`, made from `docs/results/*.json`.
+"""Result pages, including the page for the published results, `docs/en/results.md`, made from `docs/results/*.json`.
 
 python -m astuner.benchmark.results_page docs
 """
@@ -104,7 +104,7 @@ def _section(result: BenchResult, pictures: str) -> str:
 
 
 def _source_table(result: BenchResult) -> str:
-    """Return a table of the gains by reader of a mixture; "" without a mixture."""
+    """Return a table with the gains by mixture reader; "" without a mixture."""
     if not result.sources:
         return ""
     rows = [

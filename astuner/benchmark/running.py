@@ -69,7 +69,7 @@ class BenchRun:
 
     @property
     def name(self) -> str:
-        """Name of the run and of its record."""
+        """Name of both the run and its record."""
         return f"{self.entry.name}-{self.backbone}-seed{self.seed}"
 
     @property
@@ -338,7 +338,7 @@ def _outcome(run: BenchRun, start: Start, exit_code: int) -> RunOutcome:
 
 
 def _last_error(log: Path) -> str:
-    """Return the first line of the error message with which the last command of a log ended; "" without one."""
+    """Return the first line of the error message with which a log's last command ended; "" without one."""
     output = log.read_text(errors="replace").rpartition("\n$ astuner ")[2]
     lines = [line for line in output.splitlines() if line.startswith("error: ")]
     return f", {lines[-1]}" if lines else ""

@@ -131,7 +131,7 @@ _EXPECTED = {
 
 
 def describe_problems(error: ValidationError, model: type[BaseModel], whole: str) -> str:
-    """Return a line for each problem of a file, with its place and at most five of them.
+    """Return a line for each problem in a file, with its place; at most five problems.
 
     Args:
         error: the error of the validation.
@@ -167,7 +167,7 @@ def _describe(problem: ErrorDetails, model: type[BaseModel]) -> str:
 
 
 def _keys_next_to(place: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """Return the keys of the mapping that contains `place`, a place in a file of `model`."""
+    """Return the keys of the mapping that contains `place`, a place in a file that follows `model`."""
     for part in place[:-1]:
         if field := model.model_fields.get(str(part)):
             types = (field.annotation, *get_args(field.annotation))

@@ -1,4 +1,4 @@
-"""Versions of astuner, Python, packages and the machine: of recorded runs and of a run that starts now."""
+"""Versions of astuner, Python, packages and the machine: for recorded runs and for a run that starts now."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def recorded_versions(records: Sequence[Path]) -> dict[str, str | list[str]]:
 
 
 def outdated_versions(record: Path, backbone: str) -> list[str]:
-    """Return the versions of a run's record that differ from those of a run that starts now, as `NAME OLD → NEW`.
+    """Return the versions in a run's record that differ from those for a run that starts now, as `NAME OLD → NEW`.
 
     Names that the record does not contain are left out, and so is the machine.
     """

@@ -1,4 +1,4 @@
-"""The inputs of a program: the task, the address of the model, and the variables of the run that hold no secret."""
+"""A program's inputs: the task, the model's address, and the run's variables that hold no secret."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _FOREIGN_PREFIXES = ("OPENAI_", "ANTHROPIC_", "AZURE_OPENAI_", "XDG_", "ASTUNER_
 
 @dataclass(frozen=True, slots=True)
 class EpisodeValues:
-    """The values of an episode for the placeholders and for the environment of the program.
+    """An episode's values for the placeholders and for the program's environment.
 
     Attributes:
         task: the task of the episode.
@@ -46,7 +46,7 @@ class EpisodeValues:
         return {name: value for name, value in self.task.metadata.items() if visible is None or name in visible}
 
     def fill(self, template: str) -> str:
-        """Return a text of the configuration with the values of the episode.
+        """Return a text from the configuration, filled with the episode's values.
 
         Raises:
             WorkflowError: the task lacks the metadata that the text names.

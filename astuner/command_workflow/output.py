@@ -17,7 +17,7 @@ _MARGIN = 2**13  # more than the length of a secret
 
 @dataclass(eq=False)
 class ProgramOutput:
-    """One output stream of a program, of which the beginning and the end are kept.
+    """One output stream of a program; the beginning and the end are kept.
 
     Attributes:
         limit: the maximum size of the part that `text` returns, in bytes.

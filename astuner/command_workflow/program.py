@@ -103,7 +103,7 @@ def _missing_file(file: str, search: Sequence[Path]) -> str:
 
 
 def _project_file(word: str, search: Sequence[Path], copied: Sequence[Path]) -> str:
-    """Return the absolute path of a file of the project that a word of the command names, else the word."""
+    """Return the absolute path if a word in the command names a file of the project, else the word."""
     path = Path(word)
     is_copied = any(path.is_relative_to(copy) for copy in copied if copy.parts)
     if path.is_absolute() or is_copied or not ("/" in word or path.suffix):

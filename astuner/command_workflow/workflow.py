@@ -142,7 +142,7 @@ def _ending(code: int) -> str:
 
 
 def _tail(stdout: str, stderr: str) -> str:
-    """Return the end of stderr, or of stdout if stderr is empty, for a message."""
+    """Return the end of stderr for a message; if stderr is empty, the end of stdout."""
     name, text = ("stderr", stderr.strip()) if stderr.strip() else ("stdout", stdout.strip())
     return f"the end of its {name}:\n{text[-_TAIL_CHARACTERS:]}" if text else "it printed nothing"
 

@@ -82,7 +82,7 @@ class CanonicalFile:
 
 
 def canonical_key(key: KeyPath) -> tuple[KeyPath, Alias | None]:
-    """Return the canonical name of a key, and the alias that it was written with (the last of several), if any."""
+    """Return a key's canonical name, and the alias that it was written with (the last of several), if any."""
     used = None
     for alias in _of_kind("section", "key"):
         old = parts(alias.old)
@@ -129,7 +129,7 @@ def canonical_values(tree: dict[str, Any]) -> list[tuple[KeyPath, str]]:
 
 
 def canonical_default_name(name: str) -> str:
-    """Return the canonical name of an entry of a `defaults` list."""
+    """Return the canonical name for an entry in a `defaults` list."""
     return next((alias.new for alias in _of_kind("file") if alias.old == name), name)
 
 

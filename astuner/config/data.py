@@ -79,7 +79,7 @@ class DatasetFileSplit(Section):
 
 
 class FieldMapping(Section):
-    """Names of the data row's fields that become fields of a task."""
+    """Names of the data row's fields that become task fields."""
 
     task_id: str | None = None
     """The row's id. Default: `task_id` or `id` if the row has one, else a stable hash of the row's content."""
@@ -229,7 +229,7 @@ class MixturePart(Section):
 
 
 def part_names(parts: Sequence[MixturePart]) -> list[str]:
-    """Return the name of each reader of a mixture; names that are not set are unique."""
+    """Return a name for each reader in a mixture; names that are not set are unique."""
     names: list[str] = []
     taken = [part.name for part in parts]
     for part in parts:

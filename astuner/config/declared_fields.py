@@ -1,4 +1,4 @@
-"""Names and types of the fields of a package's dataclasses, read from its source files without importing it."""
+"""Names and types of the fields in a package's dataclasses, read from its source files without importing it."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def all_fields(classes: Mapping[str, DeclaredClass], cls: str) -> dict[str, ast.
 
 
 def _options(annotation: ast.expr) -> Iterator[str]:
-    """Yield the types of a union by name, and the values of a Literal as `=value`."""
+    """Yield a union's types by name, and a Literal's values as `=value`."""
     if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
         yield from _options(ast.parse(annotation.value, mode="eval").body)
     elif isinstance(annotation, ast.BinOp):

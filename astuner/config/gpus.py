@@ -1,4 +1,4 @@
-"""The number of GPUs of this machine. PyTorch is not imported."""
+"""Counts this machine's GPUs. PyTorch is not imported."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def visible_gpus() -> int:
 
 
 def installed_gpus() -> int:
-    """Return the number of NVIDIA GPUs of this machine with a working driver."""
+    """Return how many NVIDIA GPUs with a working driver this machine has."""
     tool = shutil.which("nvidia-smi")
     if tool is not None:
         try:

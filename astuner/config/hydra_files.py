@@ -87,7 +87,7 @@ class HydraSession:
         return any((folder / name).is_dir() for folder in self.folders)
 
     def is_shipped(self, entry: object) -> bool:
-        """Return whether an entry of a `defaults` list is one of the package's defaults, under any accepted name.
+        """Return whether a `defaults` entry is one of the package's defaults, under any accepted name.
 
         Raises:
             ConfigError: a file of the user has the name of a shipped default, which makes the entry ambiguous.
@@ -117,7 +117,7 @@ def hydra_session() -> Iterator[HydraSession]:
 
 
 def search_folders(main: CanonicalFile, override: list[str] | None) -> tuple[Path, ...]:
-    """Return the folder of the main file, followed by those of its `hydra.searchpath`.
+    """Return the main file's folder, followed by the folders in its `hydra.searchpath`.
 
     Entries that name the package's `astuner/default_config` are skipped: it is always searched.
 

@@ -23,7 +23,7 @@ def dotted(path: KeyPath) -> str:
 
 
 def parts(key: str) -> KeyPath:
-    """Return the path of a dotted key; the inverse of `dotted` for keys of the schema."""
+    """Return a dotted key's path; the inverse of `dotted` for schema keys."""
     return tuple(key.split("."))
 
 
@@ -133,7 +133,7 @@ def _key(path: KeyPath, field: FieldInfo, rules: tuple[KeyRule, ...]) -> Key:
 
 
 def value_at(config: RunConfig, path: KeyPath) -> object:
-    """Return the value of a key of the schema."""
+    """Return a schema key's value."""
     value: object = config
     for part in path:
         value = getattr(value, part)

@@ -18,7 +18,7 @@ def _endpoint(url: str | None) -> str | None:
 
 
 class JudgeLlmConfig(Section):
-    """`task_judge.llm`: the endpoint of the helper model, and the limits of its use."""
+    """`task_judge.llm`: the helper model's endpoint, and the limits on its use."""
 
     base_url: Annotated[str | None, AfterValidator(_endpoint)] = key(None, resume="path")
     """An OpenAI-compatible endpoint. Default: OPENAI_BASE_URL, else the provider of the key."""
@@ -53,7 +53,7 @@ class JudgeLlmConfig(Section):
 
 
 def check_budget(tokens: float, cost: float, config: JudgeLlmConfig) -> None:
-    """Check a use of the judge's LLM against the budget of the configuration.
+    """Check how much the judge's LLM has been used against the configured budget.
 
     Raises:
         JudgeBudgetError: the budget is used up.

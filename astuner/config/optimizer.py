@@ -72,7 +72,7 @@ class OptimConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """`trainer_common.correction`. A bound of null is the default of the mode."""
+    """`trainer_common.correction`. A null bound is the mode's default."""
 
     mode: CorrectionName = key(
         "auto",

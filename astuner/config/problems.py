@@ -1,4 +1,4 @@
-"""Problems of a configuration, one line each, and the error that reports all of them."""
+"""The problems in a configuration, one line each, and the error that reports all of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparison of a configuration with that of an earlier run, to decide whether the run resumes."""
+"""Compares a configuration with an earlier run's, to decide whether the run resumes."""
 
 from __future__ import annotations
 

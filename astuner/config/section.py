@@ -71,7 +71,7 @@ def plain_kinds(annotation: Any) -> list[Any]:
 
 @dataclass(frozen=True, slots=True)
 class TrainerKey:
-    """A key of verl's or Trinity's configuration whose value comes from a key of astuner.
+    """A key in verl's or Trinity's configuration whose value comes from an astuner key.
 
     Attributes:
         name: dotted name; with a leading `+` if the trainer reads the key and its configuration does not list it.
@@ -191,7 +191,7 @@ def key(
     wrong_for: Mapping[str, str] | None = None,
     resume: ResumeRule | None = None,
 ) -> T:
-    """Declare a key (or, where a section is a field of another, all keys of that section).
+    """Declare a key (or, where a section is another section's field, all keys in that section).
 
     Args:
         default: its value if nobody sets it.

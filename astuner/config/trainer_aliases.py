@@ -1,4 +1,4 @@
-"""Keys of the `verl:` and `trinity:` sections that name the same thing as a key of astuner."""
+"""Keys in the `verl:` and `trinity:` sections that name the same thing as an astuner key."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from astuner.config.trainer_mapping import SameThing, TrainerMapping
 def take_aliases(
     tree: dict[str, Any], origins: dict[KeyPath, str], mapping: TrainerMapping
 ) -> tuple[list[str], list[Problem]]:
-    """Replace keys of a trainer's section by the keys of astuner that name the same thing, in place.
+    """Replace keys in a trainer's section by the astuner keys that name the same thing, in place.
 
     Args:
         tree: the composed tree.

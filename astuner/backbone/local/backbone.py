@@ -57,7 +57,7 @@ class LocalBackbone:
         """Check nothing: the checks of the configuration cover this backbone."""
 
     def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
-        """Estimate the memory of a run from the shape of the model."""
+        """Estimate a run's memory from the model's shape."""
         estimate: MemoryEstimate = through_door("memory", "local")(config, run_inputs)
         return estimate
 
@@ -82,7 +82,7 @@ def _local_session(context: RunContext) -> Iterator[LocalSession]:
 
 @contextlib.contextmanager
 def reported_memory_errors(config: AstunerConfig) -> Iterator[None]:
-    """Say in the block's errors of memory which keys need less of it.
+    """Add to the block's out-of-memory errors the keys that reduce memory use.
 
     Raises:
         BackboneError: the device ran out of memory.

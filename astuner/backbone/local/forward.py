@@ -118,7 +118,7 @@ def _divided(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _chunks(logits: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Yield parts of the rows with the index of their first row."""
+    """Yield chunks of rows, each with its first row's index."""
     elements = _CHUNK_ELEMENTS_CPU if logits.device.type == "cpu" else _CHUNK_ELEMENTS_GPU
     size = max(elements // logits.shape[1], 1)
     for start in range(0, len(logits), size):

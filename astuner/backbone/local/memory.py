@@ -36,7 +36,7 @@ def estimate_training_memory(config: AstunerConfig, run_inputs: RunInputs) -> Me
 
 
 def training_memory(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -> MemoryEstimate:
-    """Estimate the peak memory of a run that trains and samples in one process, with steps of the shape `batch`."""
+    """Estimate the peak memory for a run that trains and samples in one process, with steps as described by `batch`."""
     uses_lora = config.model.lora.rank > 0
     weights = shape.parameters * shape.width + shape.trained * 4 if uses_lora else shape.parameters * 4
     held = [
@@ -109,7 +109,7 @@ def _update_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -
 
 
 def _logit_bytes(config: AstunerConfig, shape: ModelShape) -> int:
-    """Return the bytes of a logit at the peak of an update."""
+    """Return the bytes per logit at an update's memory peak."""
     if config.trainer_common.algorithm.entropy_coef > 0:
         # In float32: log-probabilities, two gradients, and the logits divided by the temperature.
         return 4 * (3 + (config.rollout.temperature not in (0.0, 1.0)))
@@ -117,7 +117,7 @@ def _logit_bytes(config: AstunerConfig, shape: ModelShape) -> int:
 
 
 def local_plan(config: AstunerConfig, model_path: str, machine: Machine) -> list[MemoryEstimate]:
-    """Return the estimate of a run on one GPU of a machine, with samples of the maximum length.
+    """Return the estimate for a run on one GPU of a machine, with samples that have the maximum length.
 
     Raises:
         ModelError: the model has no readable configuration, or lacks the target modules of LoRA.

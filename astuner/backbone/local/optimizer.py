@@ -65,7 +65,7 @@ class Optimizer:
         return norm
 
     def sampled_weights(self) -> torch.Tensor:
-        """Return a copy of some hundred values of each parameter, as one vector, to see whether weights changed."""
+        """Return a copy of some hundred values per parameter, as one vector, to see whether weights changed."""
         values = [parameter.detach().flatten() for parameter in self._parameters]
         return torch.cat([value[:: max(1, len(value) // _VALUES_PER_PARAMETER)].float() for value in values])
 

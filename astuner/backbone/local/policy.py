@@ -128,7 +128,7 @@ class Policy:
         return merged_weights(self.model)
 
     def weight_digests(self) -> dict[str, int]:
-        """Return the checksums of the weights of `full_weights` in the dtype that the policy computes in.
+        """Return the checksums of `full_weights`, in the dtype that the policy computes in.
 
         They do not depend on a tensor that was handed to an engine: adapters are merged again.
         """

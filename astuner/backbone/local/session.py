@@ -142,7 +142,7 @@ class LocalSession(TrainingSession):
         return distiller
 
     def _compare_weights(self, engine: EmbeddedEngine, step: int) -> None:
-        """Compare the checksums of the engine's weights with those of the policy's.
+        """Compare the engine's weight checksums with the policy's.
 
         Raises:
             BackboneError: they differ.
@@ -153,7 +153,7 @@ class LocalSession(TrainingSession):
 
     @torch.no_grad()
     def _compare_logprobs(self, engine: EmbeddedEngine, step: int) -> None:
-        """Compare the logprobs of a few tokens that the engine samples with those of the policy.
+        """Compare the engine's logprobs for a few tokens that it samples with the policy's.
 
         Raises:
             BackboneError: they differ by more than rounding.

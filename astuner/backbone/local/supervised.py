@@ -106,7 +106,7 @@ class SupervisedLoop(RlLoop):
             self.state.validated = self.state.step
 
     def _scaled_micro_batches(self, rows: Sequence[TrainingRow]) -> tuple[torch.Tensor, list[MicroBatch]]:
-        """Return the factor [rows] of each row in the loss of the whole batch, and the micro-batches."""
+        """Return each row's factor [rows] in the whole batch's loss, and the micro-batches."""
         common = self.config.trainer_common
         batches = self.session.policy.micro_batches(rows, common.max_tokens_per_micro_batch)
         counts = torch.zeros(len(rows), device=self.session.policy.device)

@@ -109,7 +109,7 @@ class _Sums:
 
 @dataclass
 class PolicyUpdate:
-    """Updates the weights of a policy with batches of episodes.
+    """Updates a policy's weights with batches of episodes.
 
     Attributes:
         config: the run's configuration.
@@ -239,7 +239,7 @@ class PolicyUpdate:
         return total
 
     def _accumulate(self, rows: Sequence[TrainingRow], sums: _Sums, *, first: bool, only: bool) -> None:
-        """Add the gradient of a mini-batch to the gradients of the parameters.
+        """Add a mini-batch's gradient to the parameters' gradients.
 
         Args:
             rows: the rows of the mini-batch.
@@ -271,7 +271,7 @@ class PolicyUpdate:
     def _loss(
         self, batch: MicroBatch, scales: Tensor, sums: _Sums, *, first: bool, only: bool, threshold: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the contribution of a micro-batch to the loss of its mini-batch, its logprobs and its entropies.
+        """Return a micro-batch's contribution to its mini-batch's loss, its logprobs and its entropies.
 
         Args:
             batch: the micro-batch.

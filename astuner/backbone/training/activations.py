@@ -32,7 +32,7 @@ def _attention(
 
 
 def activation_bytes(model_path: str, dtype: torch.dtype, *, autocast: bool) -> float | None:
-    """Return the bytes of a token that the backward pass of a model without adapters needs, without the logits.
+    """Return the bytes per token that the backward pass needs in a model without adapters, excluding the logits.
 
     Args:
         model_path: a folder with config.json, or a Hugging Face name.

@@ -165,7 +165,7 @@ def damaged_checkpoints(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> Iterator[tuple[int, Path]]:
-    """Yield the step and the path of each folder with the name of a checkpoint."""
+    """Yield the step and the path of each folder that is named like a checkpoint."""
     for path in folder.glob("step_*"):
         match = _NAME.fullmatch(path.name)
         # Numbers with unnecessary zeros, as in step_0000020, are names of copies.

@@ -1,4 +1,4 @@
-"""Declared keys of the installed verl and vLLM, for the parts of a configuration that are passed through to them."""
+"""Keys that the installed verl and vLLM declare, for the parts of a configuration that are passed through to them."""
 
 from __future__ import annotations
 

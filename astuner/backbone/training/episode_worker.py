@@ -57,7 +57,7 @@ class AgentJob:
 
     @staticmethod
     def of(config: AstunerConfig, run_inputs: RunInputs, model_path: str | None = None) -> AgentJob:
-        """Return the inputs of a process for the run of this process; `model_path` defaults to that of `run_inputs`."""
+        """Return a process's inputs for the run of this process; `model_path` defaults to that of `run_inputs`."""
         return AgentJob(
             config,
             run_inputs.search,
@@ -71,7 +71,7 @@ class AgentJob:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """A log record of a worker process, for the log of the run. Ray does not forward it to the driver.
+    """A worker process's log record, for the run's log. Ray does not forward it to the driver.
 
     Attributes:
         level: the name of the level, or its number if it is not one of loguru's default levels.

@@ -57,7 +57,7 @@ def merged_weights(model: Any) -> Mapping[str, Tensor]:
 
 @torch.no_grad()
 def iterate_merged(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the name and the tensor of each weight of `merged_weights`, one merged weight at a time."""
+    """Yield each entry in `merged_weights` as its name and tensor, one merged weight at a time."""
     base = model.get_base_model()
     adapted = {name: module for name, module in base.named_modules() if hasattr(module, "get_delta_weight")}
     for name, tensor in base.state_dict().items():

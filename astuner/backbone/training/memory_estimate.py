@@ -1,4 +1,4 @@
-"""Estimates of the peak memory of a run from the shape of its model, without loading weights.
+"""Estimates a run's peak memory from its model's shape, without loading weights.
 
 Before an agent runs, the lengths of its prompts and answers are not known. The estimate assumes answers of half the
 maximum length, and prompts as long as the tasks' own texts, without system prompts and the output of tools. If a step
@@ -82,7 +82,7 @@ class BatchShape:
 
     @staticmethod
     def of(config: AstunerConfig, run_inputs: RunInputs) -> BatchShape:
-        """Return the shape of a step of the run."""
+        """Return the shape of one step in the run."""
         common, rollout, tasks = config.trainer_common, config.rollout, run_inputs.tasks
         batch = min(config.data.train_batch_size, len(tasks.training))
         if common.algorithm.adv_estimator == "sft":
@@ -136,7 +136,7 @@ def _divided(number: int, by: int) -> int:
 
 
 def _prompt_length(run_inputs: RunInputs) -> int:
-    """Return the tokens of the longest of the first prompts, as far as the tasks' own texts determine it."""
+    """Return how many tokens the longest of the first prompts has, as far as the tasks' own texts determine it."""
     lengths = [1]
     for task in run_inputs.tasks.training[:_PROMPTS]:
         question = {"role": "user", "content": task.main_query}
@@ -185,14 +185,14 @@ class ModelShape:
 
     @property
     def kv(self) -> KvShape:
-        """Shape of the keys and values of a token; of width 0 for a model without attention."""
+        """Shape of a token's keys and values; the width is 0 for a model without attention."""
         if not hasattr(self.text, "num_attention_heads"):
             return KvShape(1, 1, 0, self.dtype, self.device)
         return fast_forward.kv_shape(self.model, self.dtype, self.device)
 
     @property
     def copied_bytes(self) -> int:
-        """Bytes of the keys and values that packed attention copies for a token of a sample, for all query heads."""
+        """Bytes that packed attention copies for each sample token: its keys and values for all query heads."""
         heads = getattr(self.text, "num_attention_heads", self.kv.heads)
         return self.kv.bytes_per_token // self.kv.heads * int(heads)
 
@@ -206,7 +206,7 @@ class ModelShape:
 
     @property
     def packed_head(self) -> int:
-        """Number of weights of the head that the engine copies from the embeddings, if they are tied."""
+        """Number of head weights that the engine copies from the embeddings, if they are tied."""
         embedding, head = (self.model.get_input_embeddings(), self.model.get_output_embeddings())
         is_tied = head is not None and head.weight is embedding.weight
         return int(head.weight.numel()) if is_tied and is_packed(head.weight.numel(), self.dtype) else 0

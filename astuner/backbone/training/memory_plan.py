@@ -1,4 +1,4 @@
-"""Estimates of the memory of each GPU of a described machine, for `astuner check --machine`.
+"""Estimates the memory on each GPU of a described machine, for `astuner check --machine`.
 
 The estimates assume samples of the maximum length. They are compared with traces of the same computation on fake
 tensors in tests/backbone/test_memory_plan.py.
@@ -41,7 +41,7 @@ ENGINE_SHARE = "lower rollout.gpu_memory_utilization"
 
 
 def gpu_model_shape(config: AstunerConfig, model_path: str, machine: Machine, *, autocast: bool) -> ModelShape:
-    """Return the shape of the model on a GPU of the machine.
+    """Return the model's shape on one of the machine's GPUs.
 
     Args:
         config: the configuration.
@@ -116,7 +116,7 @@ class ShardedTrainer:
 
     @property
     def gathered(self) -> MemoryPart:
-        """Weights of the embeddings and of the layers that FSDP has gathered."""
+        """The embedding weights and the layers that FSDP has gathered."""
         return MemoryPart("gathered weights", self._gathered, SMALLER_MODEL)
 
     @property
@@ -189,13 +189,13 @@ class ShardedTrainer:
 
     @property
     def host(self) -> int:
-        """Bytes of main memory for the shards of one GPU that are offloaded."""
+        """Bytes in main memory for one GPU's offloaded shards."""
         offload = self.config.trainer_common.fsdp_config
         return self.weights.size * offload.param_offload + self.optimizer.size * offload.optimizer_offload
 
 
 def planned_run(config: RunConfig, machine: Machine) -> RunConfig:
-    """Return the configuration of a run on the GPUs of described machines. Several machines are one Ray cluster.
+    """Return the configuration for a run on the described machines' GPUs. Several machines are one Ray cluster.
 
     Raises:
         ConfigError: the run needs more GPUs than a machine has.
@@ -244,7 +244,7 @@ def max_length(config: AstunerConfig, shape: ModelShape) -> int:
 def engine_parts(
     config: AstunerConfig, shape: ModelShape, machine: Machine, default_share: float
 ) -> tuple[list[MemoryPart], tuple[str, ...]]:
-    """Return the parts of an engine on one GPU, and what does not fit into its share of the GPU."""
+    """Return an engine's memory parts on one GPU, and what does not fit into its share of the GPU."""
     size, share = config.rollout.tensor_model_parallel_size, config.rollout.gpu_memory_utilization or default_share
     budget = int(machine.memory * share)
     weights = _share(shape.parameters * shape.width, size)
@@ -266,7 +266,7 @@ def engine_parts(
 
 
 def cuda_contexts(processes: int) -> MemoryPart:
-    """Return the memory of the CUDA contexts of some processes on a GPU."""
+    """Return the memory that several processes' CUDA contexts take on a GPU."""
     return MemoryPart("CUDA contexts and kernels", processes * CUDA_CONTEXT, "use another GPU")
 
 

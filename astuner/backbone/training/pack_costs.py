@@ -39,7 +39,7 @@ class PackCosts:
         return self.per_token * len(packing.token_ids) + self.per_pair * pairs + self.per_batch * len(packing.batches)
 
     def of_separate_rows(self, packing: Packing) -> float:
-        """Return the operations of computing the sequences of a packing as separate rows, without padding."""
+        """Return the operations for computing a packing's sequences as separate rows, without padding."""
         lengths = [len(places) for places in packing.places]
         return sum(self.per_token * length + self.per_pair * length * length / 2 for length in lengths)
 
@@ -49,7 +49,7 @@ class PackCosts:
 
 
 def count_pack_costs(model: Any, device: torch.device) -> PackCosts:
-    """Count the operations of a forward pass of a model that supports packing.
+    """Count the operations in a forward pass, for a model that supports packing.
 
     The counts depend on the model and the device only, so a run and its repetition compute the same rows together and
     round alike.

@@ -1,4 +1,4 @@
-"""Packed attention: computes every distinct prefix of the rows of a micro-batch once.
+"""Packed attention: computes each distinct prefix in a micro-batch's rows once.
 
 The rows of a micro-batch share prefixes: episodes of one task share its prompt, and timelines of one episode share the
 tokens before they diverge. The unchanged transformers model runs over one sequence that contains each distinct prefix

@@ -82,7 +82,7 @@ class _Bar:
 
 
 class RunProgress:
-    """The progress of one run, on one line of the terminal that disappears when the outermost block ends.
+    """A run's progress, on one line of the terminal that disappears when the outermost block ends.
 
     If the console is not a terminal, a long block prints a line every 30 s. A thread writes both, except in a
     run whose episodes stop in the terminal's debugger: such a run prints lines between its episodes only.

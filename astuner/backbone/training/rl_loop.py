@@ -93,7 +93,7 @@ class RlLoop:
 
     @cached_property
     def total_steps(self) -> int:
-        """Number of training steps of the run."""
+        """Number of training steps in the run."""
         common = self.config.trainer_common
         return self.order.total_steps(common.total_epochs, common.total_training_steps)
 
@@ -266,7 +266,7 @@ class RlLoop:
         return run_batch(self.context, self.state, self.session.roll_out, request, f"{self._step_name(step)}: {name}")
 
     def _count_groups(self, episodes: Sequence[Episode]) -> int:
-        """Return the number of groups of `episodes` with a learning signal."""
+        """Return how many groups of `episodes` have a learning signal."""
         usable = [episode for episode in episodes if episode.status == "ok"]
         return len(tasks_with_signal(self.config, resolve(self.config.trainer_common.algorithm), usable))
 
@@ -274,7 +274,7 @@ class RlLoop:
         return f"step {step}/{self.total_steps}"
 
     def end_task_step(self, step: int, rates: Mapping[str, float]) -> dict[str, float]:
-        """Give the success rates of a step to what draws the tasks of the next ones, and return its metrics."""
+        """Give a step's success rates to the sampler of the next steps' tasks, and return the sampler's metrics."""
         sampler = self.order.sampler
         if sampler is None:
             return {}

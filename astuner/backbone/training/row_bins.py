@@ -1,4 +1,4 @@
-"""Divides training rows into micro-batches by the number of tokens that each of them computes."""
+"""Divides training rows into micro-batches by the number of tokens that each row computes."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class RowGroup:
 
 @dataclass
 class UpdateTokens:
-    """Counts of tokens in the forward passes of an update.
+    """Token counts in an update's forward passes.
 
     Attributes:
         computed: number of tokens that were computed, including padding.
@@ -56,7 +56,7 @@ class UpdateTokens:
     distinct: int = 0
 
     def add_rows(self, encoded: Sequence[bytes]) -> None:
-        """Add the distinct prefixes of a mini-batch, given the token ids of its rows as `encode_ids` returns them."""
+        """Add a mini-batch's distinct prefixes, given its rows' token ids as `encode_ids` returns them."""
         self.distinct += count_distinct_prefixes(encoded)
 
     def metrics(self) -> dict[str, float]:
@@ -113,7 +113,7 @@ def padded_bins(rows: Sequence[int], lengths: Sequence[int], token_budget: int) 
 
 
 def padded_budget(token_budget: int, device: torch.device) -> int:
-    """Return the maximum number of tokens of a padded micro-batch, for a budget of `token_budget` tokens."""
+    """Return the maximum number of tokens in a padded micro-batch, for a budget with `token_budget` tokens."""
     return min(token_budget, _MOST_PADDED_ON_CPU) if device.type == "cpu" else token_budget
 
 
@@ -155,7 +155,7 @@ def divide_groups(groups: list[RowGroup], count: int) -> None:
 
 
 def largest_count(count: int, process_group: Any, device: str) -> int:
-    """Return the largest `count` of all processes of a process group."""
+    """Return the largest `count` among all processes in a process group."""
     counts = torch.tensor([count], device=device)
     torch.distributed.all_reduce(counts, op=torch.distributed.ReduceOp.MAX, group=process_group)
     return int(counts.item())

@@ -147,7 +147,7 @@ class RunInputs:
 
 
 def _targets(config: AstunerConfig) -> Targets:
-    """Return which agents of the workflow are trained, and the models of the agents that are not trained.
+    """Return which workflow agents are trained, and the models for the agents that are not.
 
     Raises:
         ConfigError: the environment variable of an endpoint's key is not set.
@@ -332,7 +332,7 @@ _FIXED_SAMPLING = {"verl": SAMPLING_PARAMETERS, "trinity": SAMPLING_PARAMETERS}
 
 
 def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
-    """Return the settings of the LLM calls of a training or validation episode."""
+    """Return the LLM call settings for a training or validation episode."""
     rollout, val = config.rollout, config.rollout.val_kwargs
     temperature, top_p, top_k = rollout.temperature, rollout.top_p, rollout.top_k
     if validation:

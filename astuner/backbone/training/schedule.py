@@ -50,7 +50,7 @@ class TaskOrder:
         return math.ceil(len(self.tasks) / self.batch_size)
 
     def total_steps(self, epochs: int, limit: int | None) -> int:
-        """Return the number of steps of a run."""
+        """Return the number of steps in a run."""
         steps = self.steps_per_epoch * epochs
         return steps if limit is None else min(steps, limit)
 
@@ -71,7 +71,7 @@ class TaskOrder:
 
 @lru_cache(maxsize=1)
 def _shuffled(count: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """Return the order of the tasks of an epoch. Shuffling 100,000 tasks in each step would take 60 ms."""
+    """Return an epoch's task order. Shuffling 100,000 tasks in each step would take 60 ms."""
     order = list(range(count))
     random.Random(f"{seed}|epoch|{epoch}").shuffle(order)
     return tuple(order)

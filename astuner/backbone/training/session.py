@@ -112,7 +112,7 @@ class TrainingSession(Protocol):
         return
 
     def record_success(self, step: int, success_rates: Mapping[str, float]) -> None:
-        """Take the share of successful episodes by task id of a finished training step.
+        """Take a finished training step's success rates by task id.
 
         Called only if the tasks of later steps depend on it; `order.sampler` of `use_order` already has it.
         """

@@ -1,4 +1,4 @@
-"""The check, after each sync of weights, that an engine samples with the weights of the trainer.
+"""Checks, after each weight sync, that an engine samples with the trainer's weights.
 
 Weights that do not arrive raise no error elsewhere: the engine samples with those of an earlier step, or without the
 adapters, and training continues with wrong probability ratios. The check has two parts:
@@ -35,7 +35,7 @@ _ALWAYS_PROBED = 2  # syncs: of the starting weights, and of the first trained o
 
 
 def probe_prompt(tokenizer: Any) -> list[int]:
-    """Return the ids of the prompt of the check; at least one."""
+    """Return the token ids of the check's prompt; at least one."""
     return list(tokenizer.encode(_PROBE, add_special_tokens=False)) or [0]
 
 
@@ -52,7 +52,7 @@ def probe_params(temperature: float, room: int, seed: int = 0) -> SamplingParams
 
 @dataclass
 class SyncCertificate:
-    """Compares the weights of engines with those of the trainer, one sync after another.
+    """Compares the engines' weights with the trainer's, one sync after another.
 
     Attributes:
         dtype: the dtype that the model computes in.
@@ -80,14 +80,14 @@ class SyncCertificate:
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the time of the block, a comparison of checksums."""
+        """Count the time that the block takes to compare checksums."""
         started = self.clock()
         yield
         self._spent += self.clock() - started
 
     @contextlib.contextmanager
     def timed_probe(self) -> Iterator[None]:
-        """Count the time of the block, a comparison of logprobs."""
+        """Count the time that the block takes to compare logprobs."""
         started = self.clock()
         yield
         self._probes += 1
@@ -98,11 +98,11 @@ class SyncCertificate:
             self._spent, self._began = 0.0, self.clock()
 
     def begin(self, trainer: WeightDigests) -> None:
-        """Take the checksums of the trainer's weights in the dtype of the engines, before engines are checked."""
+        """Take the checksums of the trainer's weights, computed in the engines' dtype, before engines are checked."""
         self._before, self._handed_over = self._handed_over, trainer
 
     def check_digests(self, engine: str, step: int, found: WeightDigests) -> None:
-        """Compare the checksums of an engine's weights with those of `begin`.
+        """Compare the checksums of an engine's weights with those given to `begin`.
 
         Args:
             engine: its name in the message.

@@ -33,7 +33,7 @@ def check_tasks_named(reader: TaskReaderConfig, origins: Mapping[KeyPath, str]) 
 def with_task_files(
     reader: TaskReaderConfig, *, transcripts: bool, base_dir: Path, search: Sequence[Path]
 ) -> TaskReaderConfig:
-    """Write the files of the readers that make their tasks, and return the section with readers of these files.
+    """Write the files for readers that make their own tasks, and return the section with readers for these files.
 
     Args:
         reader: section `task_reader`.

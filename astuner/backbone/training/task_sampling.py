@@ -1,4 +1,4 @@
-"""Draws the tasks of each step where they depend on weights of readers or on the results of earlier steps."""
+"""Draws each step's tasks where they depend on reader weights or on earlier steps' results."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ class TaskSampler:
         return [self._tasks[next(draws[name])] for name in picks]
 
     def _shares(self, available: Mapping[str, int], size: int) -> list[str]:
-        """Return the reader of each of `size` tasks, by smooth weighted round robin.
+        """Return a reader for each of `size` tasks, by smooth weighted round robin.
 
         Where a reader has fewer tasks than its share of a batch, the others fill the batch.
         """
@@ -189,7 +189,7 @@ class TaskSampler:
         return picks
 
     def _pass(self, name: str, count: int, taken: Set[str]) -> list[str]:
-        """Return the next tasks of the passes over a reader's tasks, of which at least `count` can be drawn.
+        """Return the next tasks from the passes over a reader's tasks; at least `count` can be drawn from the reader.
 
         Where a batch contains the end of a pass, the tasks of the next pass that it already has are deferred to the
         next batch.
@@ -245,7 +245,7 @@ class TaskSampler:
         return max(4.0 * rate * (1.0 - rate), self._curriculum.min_weight)
 
     def _take_results(self, step: int) -> None:
-        """Take the results of the steps on which the batch of `step` depends."""
+        """Take the results from the steps that determine the batch of `step`."""
         state, windows = self._state, [used.window for used in (self._difficulty, self._curriculum) if used is not None]
         for recorded in sorted(number for number in state.waiting if number <= step - 1 - self._steps_ahead):
             for task, rate in state.waiting.pop(recorded).items():

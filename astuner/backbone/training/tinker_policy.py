@@ -23,7 +23,7 @@ _MAX_BATCH_LOGITS = 2**28
 
 
 def batch_tokens(vocab_size: int) -> int:
-    """Return the maximum number of tokens, with padding, of several rows in a forward pass of the server."""
+    """Return the maximum number of tokens, with padding, in a server's forward pass over several rows."""
     return min(_MAX_BATCH_TOKENS, max(1, _MAX_BATCH_LOGITS // vocab_size))
 
 

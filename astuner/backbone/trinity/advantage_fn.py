@@ -158,7 +158,7 @@ def assign_mini_batches(
     episodes: Sequence[Episode],
     distiller: Distiller | None = None,
 ) -> tuple[UpdateResult | None, list[list[TrainingRow]]]:
-    """Return the step's result for the launcher and the rows of each of its `updates` mini-batches.
+    """Return the step's result for the launcher, and the rows for each of its `updates` mini-batches.
 
     Args:
         config: the run's configuration.
@@ -195,7 +195,7 @@ def mini_batch(
     episodes: Sequence[Episode],
     by_key: Mapping[SampleKey, Experience],
 ) -> list[Experience]:
-    """Return the experiences of a mini-batch that have a gradient, with the inputs of the loss set.
+    """Return a mini-batch's experiences that have a gradient, with the loss inputs set.
 
     Args:
         config: the run's configuration.

@@ -176,7 +176,7 @@ def _server_device(config: AstunerConfig) -> Device:
 
 
 def _trains_on_cpu(config: RunConfig) -> bool:
-    """Return whether `device: auto` has the run train with a server of its own on the CPU of this machine."""
+    """Return whether `device: auto` has the run train with its own server on this machine's CPU."""
     own_server = configured_tinker_service(config) is None and not on_gpus(config.astuner)
     return own_server and config.astuner.trainer_common.device == "auto" and _server_device(config.astuner) == "cpu"
 

@@ -156,7 +156,7 @@ class TrinityCheckpoints:
         self._folder.remove_old()
 
     def stored_weights(self) -> list[str]:
-        """Return the weight references of all checkpoints, and of copies of checkpoints under other names."""
+        """Return the weight references of all checkpoints, including copies under other names."""
         references = []
         for file in self._root.glob(f"*/{_PROGRESS_FILE}"):
             # An unreadable copy keeps nothing, and a checkpoint is checked when it is loaded.

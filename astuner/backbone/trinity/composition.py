@@ -77,7 +77,7 @@ def check_trinity_config(config: Config) -> Config:
 
 
 def check_without_ray(config: Config, *, has_model: bool) -> None:
-    """Run those of Trinity's checks that need neither Ray nor a Tinker server, on a copy of the configuration.
+    """Run Trinity's checks that need neither Ray nor a Tinker server, on a copy of the configuration.
 
     Args:
         config: the configuration.
@@ -235,7 +235,7 @@ def _passed_through_errors(override: TrainerOverride) -> Iterator[str]:
 
 
 def _ignored_below(path: KeyPath, value: object) -> list[KeyPath]:
-    """Return the keys of a section of `trainer_config`, or the key at `path` itself, that have no effect."""
+    """Return the ineffective keys in a `trainer_config` section, or `path` itself if it is an ineffective key."""
     below = [(*path, *rest) for rest, _ in leaves(value)] if isinstance(value, Mapping) else [path]
     # verl sets the strategy of FSDP from that of the actor, which is among the ignored keys.
     return [key for key in below if ".".join(key) in _ignored_keys() or key[1:] == ("fsdp_config", "strategy")]

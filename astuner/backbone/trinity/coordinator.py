@@ -51,7 +51,7 @@ class CoordinatorJob:
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """The training steps of a run and how far the explorer may run ahead of the trainer.
+    """A run's training steps, and how far the explorer may run ahead of the trainer.
 
     Attributes:
         order: the tasks of each step.
@@ -147,7 +147,7 @@ class Coordinator:
             await self._changed.wait_for(lambda: self._is_ended)
 
     async def record_success(self, step: int, success_rates: Mapping[str, float]) -> None:
-        """Take the results of a training step, on which the tasks of later steps may depend."""
+        """Take a training step's results, which may determine the tasks in later steps."""
         assert self._schedule is not None
         if self._schedule.order.sampler is not None:
             self._schedule.order.sampler.record(step, success_rates)

@@ -136,7 +136,7 @@ class RolloutEngine:
 
     @property
     def policy_version(self) -> int:
-        """Number of training steps that the weights of new requests have been trained for."""
+        """Number of training steps that the weights for new requests have been trained for."""
         return self._inner.policy_version if self._inner else 0
 
     async def set_weights(self, weights: RolloutWeights) -> None:

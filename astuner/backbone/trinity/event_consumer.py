@@ -1,4 +1,4 @@
-"""Turns the events of Trinity's processes into batches of episodes and trainer steps for the launcher."""
+"""Turns events from Trinity's processes into batches of episodes and trainer steps for the launcher."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class AdvantagesReady:
 
 @dataclass(frozen=True)
 class BatchConsumed:
-    """The trainer has read the experiences of one of its steps.
+    """The trainer has read the experiences for one trainer step.
 
     Attributes:
         trainer_step: the trainer's step. A training step consists of `mini_batch_num` trainer steps.

@@ -112,12 +112,12 @@ def _trinity_tasks(batch: TaskBatch, *, is_eval: bool) -> list[Task]:
 def _share(
     request: BatchRequest, tasks: Sequence[AgentTask], episodes: Sequence[tuple[AgentTask, int]]
 ) -> BatchRequest:
-    """Return the request for some of the episodes of a batch; `tasks` are those of the episodes."""
+    """Return the request for some of a batch's episodes; `tasks` are the tasks of these episodes."""
     return replace(request, tasks=tasks, only=frozenset((task.task_id, repeat) for task, repeat in episodes))
 
 
 class EpisodeWorkflow(Workflow):
-    """Runs the episodes of a share concurrently, with the code of the local backbone (`default_workflow_type`)."""
+    """Runs a share's episodes concurrently, with the local backbone's code (`default_workflow_type`)."""
 
     is_async = True
     can_repeat = True

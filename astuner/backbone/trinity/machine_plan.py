@@ -1,4 +1,4 @@
-"""The memory of each GPU of a described machine in a run on trinity, for `astuner check --machine`."""
+"""The memory on each GPU of a described machine in a trinity run, for `astuner check --machine`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SEQUENCE = "lower rollout.max_model_len, or use --backbone=verl, which divides 
 def trinity_plan(
     config: RunConfig, origins: Mapping[KeyPath, str], model_path: str, machine: Machine
 ) -> list[MemoryEstimate]:
-    """Return the estimates of a GPU of the trainer and of a GPU of the engines, or of the GPU that trains adapters.
+    """Return the estimates for one trainer GPU and one engine GPU, or for the GPU that trains adapters.
 
     Raises:
         ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
@@ -72,7 +72,7 @@ def trinity_plan(
 
 
 def _sharded_estimates(config: RunConfig, shape: ModelShape, machine: Machine, per_node: int) -> list[MemoryEstimate]:
-    """Return the estimates of verl's workers and of vLLM's engines."""
+    """Return the estimates for verl's workers and vLLM's engines."""
     run = config.astuner
     engines = run.rollout.n_vllm_engine * run.rollout.tensor_model_parallel_size
     gpus = per_node * run.trainer_common.nnodes - engines
@@ -113,7 +113,7 @@ def _sharded_estimates(config: RunConfig, shape: ModelShape, machine: Machine, p
 
 
 def _tinker_estimate(config: AstunerConfig, shape: ModelShape, machine: Machine) -> MemoryEstimate:
-    """Return the estimate of the GPU of the run's Tinker server, which samples while it trains adapters."""
+    """Return the estimate for the Tinker server's GPU, which samples while it trains adapters."""
     engine, cache = embedded_engine_parts(config, shape, BatchShape.longest_of(config, max_length(config, shape)))
     vocabulary = shape.text.vocab_size
     tokens = max(batch_tokens(vocabulary), max_length(config, shape))

@@ -74,7 +74,7 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _correction_metrics(updates: Sequence[Mapping[str, float]], group: str, suffix: str) -> dict[str, float]:
-    """Return the metrics of the correction for a group of tokens; none if the group has no token."""
+    """Return the correction metrics for a group of tokens; none if the group has no token."""
     columns = {name: [part.get(f"actor/correction/{group}{name}", 0.0) for part in updates] for name in CORRECTION_SUMS}
     sums = {name: max(column) if name == "gap_max" else sum(column) for name, column in columns.items()}
     return correction_summary(sums, suffix) if sums["tokens"] else {}

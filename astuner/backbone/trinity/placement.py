@@ -1,4 +1,4 @@
-"""Keeps Trinity's actors on the node of the command, so that the loss of another node does not end the run.
+"""Keeps Trinity's actors on the command's node, so that the loss of another node does not end the run.
 
 Each process keeps the actors that it starts on its own node, beginning with the main process. The functions are also
 called in each of Ray's workers (`worker_process_setup_hook`), so this module imports little.
@@ -15,7 +15,7 @@ _MODULES = ("trinity.", "astuner.backbone.trinity.")
 
 
 def keep_all_here() -> Callable[[], None]:
-    """Start all of Trinity's actors on the node of this process; return a function that undoes this.
+    """Start all Trinity actors on this process's node; return a function that undoes this.
 
     For a run with a Tinker service, none of whose actors needs a GPU.
     """

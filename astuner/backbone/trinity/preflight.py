@@ -1,4 +1,4 @@
-"""Checks of a configuration that depend on the device, the engine and the number of GPUs."""
+"""Checks a configuration against the device, the engine and the number of GPUs."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class TrinitySession(TrainingSession):
         return steps_ahead(self._config)
 
     def use_order(self, order: TaskOrder) -> None:
-        """Take the order of the training tasks, of which the coordinator gets a copy."""
+        """Take the training tasks' order; the coordinator gets a copy."""
         self._order = order
 
     def record_success(self, step: int, success_rates: Mapping[str, float]) -> None:
@@ -89,7 +89,7 @@ class TrinitySession(TrainingSession):
         _call(self.event_consumer.coordinator.record_success, step, success_rates)
 
     def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
-        """Wait for the episodes of a training step, or have the explorer run those of a validation.
+        """Wait for a training step's episodes, or have the explorer run a validation's episodes.
 
         The first training step starts explorer and trainer.
         """

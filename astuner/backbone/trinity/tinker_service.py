@@ -136,7 +136,7 @@ def local_tinker_server(model: str, dtype: str, device: Device, folder: Path) ->
 
 
 def checkpoint_folder(folder: Path, path: str) -> Path:
-    """Return the folder of checkpoint `tinker://RUN/weights/NAME` of a server whose checkpoint folder is `folder`."""
+    """Return the folder of checkpoint `tinker://RUN/weights/NAME` on a server whose checkpoint folder is `folder`."""
     run, kind, name = path.removeprefix("tinker://").split("/")
     return folder / quote(run, safe="") / kind / quote(name, safe="")
 

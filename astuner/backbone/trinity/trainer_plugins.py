@@ -91,7 +91,7 @@ class MiniBatchStrategy(SampleStrategy):
         return exps, metrics, []
 
     async def _read_unless_ended(self, step: int) -> list[Experience]:
-        """Wait for the mini-batch of a trainer step, or for the end of the training before it."""
+        """Wait for a trainer step's mini-batch, or until training ends before it."""
         if self._ended is None:
             self._ended = asyncio.ensure_future(coordinator().wait_until_ended.remote())
         reading = asyncio.ensure_future(self._read())

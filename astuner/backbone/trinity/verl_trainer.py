@@ -25,7 +25,7 @@ from astuner.llm_engine.causal_lm import load_causal_lm
 
 
 class WholeBatchTrainer(Trainer):
-    """Takes one optimizer step over all experiences of a trainer step, and writes the checkpoint of a step once.
+    """Takes one optimizer step over all of a trainer step's experiences, and writes each step's checkpoint once.
 
     The stock trainer splits them into parts of `buffer.train_batch_size` and takes an optimizer step for each. When its
     training ends, it writes the last checkpoint again, to the same files.
@@ -86,7 +86,7 @@ def pack_without_flash_attention() -> None:
 
 
 def worker_rows(experiences: Sequence[Experience], workers: int) -> list[Experience]:
-    """Pad a mini-batch to a multiple of `workers` rows of equal length; experiences are changed in place.
+    """Pad a mini-batch to a multiple of `workers` equally long rows; experiences are changed in place.
 
     Args:
         experiences: as `EpisodeAdvantages` returns them.

@@ -42,12 +42,12 @@ def register() -> None:
 
 
 class BoundedEngine(fsdp.FSDPEngineWithLMHead):
-    """verl's FSDP engine of a language model, with the number of computed tokens among the metrics of the loss."""
+    """verl's FSDP engine for a language model, which adds the number of computed tokens to the loss metrics."""
 
     _computed_tokens = 0
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the arguments of the model, and those of `prepare_model_outputs`."""
+        """Return the model's arguments, and the arguments for `prepare_model_outputs`."""
         inputs, arguments = super().prepare_model_inputs(micro_batch)
         # With Ulysses, each process has a part of the rows.
         self._computed_tokens = inputs["input_ids"].numel() * self.ulysses_sequence_parallel_size

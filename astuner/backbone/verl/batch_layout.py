@@ -1,4 +1,4 @@
-"""Layout of a training batch for verl's workers: the tensors of each row, and the rows of each worker."""
+"""Lays out a training batch for verl's workers: each row's tensors, and each worker's rows."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHUNK_BYTES = 2**24
 
 
 def row_chunks(rows: Iterable[RowFields], limit: int = _CHUNK_BYTES) -> Iterator[list[RowFields]]:
-    """Yield consecutive lists of rows, of at most `limit` bytes or one row each. Rows are read only when needed."""
+    """Yield consecutive lists of rows, each with at most `limit` bytes or one row. Rows are read only when needed."""
     chunk: list[RowFields] = []
     size = 0
     for row in rows:
@@ -39,7 +39,7 @@ def row_chunks(rows: Iterable[RowFields], limit: int = _CHUNK_BYTES) -> Iterator
 
 
 def length_chunks(lengths: Sequence[int], limit: int = _CHUNK_BYTES // 8) -> Iterator[range]:
-    """Yield consecutive ranges of row numbers, of at most `limit` tokens or one row each."""
+    """Yield consecutive ranges of row numbers, each with at most `limit` tokens or one row."""
     start = size = 0
     for number, length in enumerate(lengths):
         if number > start and size + length > limit:
@@ -127,7 +127,7 @@ def sample_fields(sample: Sample) -> RowFields:
 
 
 def response_counts(sample: Sample) -> Tensor:
-    """Return the number of times that each token of the response is trained, [R] int32."""
+    """Return how many times each response token is trained, [R] int32."""
     return column(sample.train_counts, np.int32)[prompt_length(sample) :]
 
 

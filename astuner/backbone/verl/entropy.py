@@ -23,7 +23,7 @@ def disable_entropy_gradient() -> None:
 @torch.compiler.disable
 @torch.no_grad()
 def entropy_from_logits(logits: Tensor, chunk_size: int = _CHUNK_ROWS) -> Tensor:
-    """Return the entropy of each row of logits, without gradient.
+    """Return each logit row's entropy, without gradient.
 
     Args:
         logits: [..., V].

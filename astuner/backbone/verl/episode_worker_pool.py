@@ -1,4 +1,4 @@
-"""Ray actors that run the episodes of a verl run, distributed over the nodes of its Ray."""
+"""Ray actors that run a verl run's episodes, distributed over its Ray nodes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 @dataclass(frozen=True)
 class WorkerJob(AgentJob):
-    """Settings of all episode workers of a run.
+    """Settings that all of a run's episode workers share.
 
     Attributes:
         engine: client of all of verl's engines.

@@ -28,7 +28,7 @@ from astuner.schema import Packed
 
 @dataclass(frozen=True)
 class RowLoss:
-    """Computes the contribution of a micro-batch to the loss of its mini-batch. verl's training engines call it.
+    """Computes a micro-batch's contribution to its mini-batch's loss. verl's training engines call it.
 
     Attributes:
         algorithm: the run's algorithm.
@@ -172,7 +172,7 @@ def _packed(values: NDArray[np.float32]) -> Packed[float]:
 
 
 def flatten(values: Any) -> NDArray[Any]:
-    """Return all numbers of a metric of verl's: arrays, and lists nested by mini-batch, worker and micro-batch."""
+    """Return all numbers in a verl metric: arrays, and lists nested by mini-batch, worker and micro-batch."""
     leaves = _leaves(values)
     return np.concatenate(leaves) if leaves else np.zeros(0)
 

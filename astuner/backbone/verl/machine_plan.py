@@ -1,4 +1,4 @@
-"""The memory of each GPU of a described machine in a run on verl, for `astuner check --machine`."""
+"""The memory on each GPU of a described machine in a verl run, for `astuner check --machine`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from astuner.config.root import RunConfig
 def verl_plan(
     config: RunConfig, origins: Mapping[KeyPath, str], model_path: str, machine: Machine
 ) -> list[MemoryEstimate]:
-    """Return the estimate of each GPU of a run on verl, where trainer and engine share the GPUs.
+    """Return the estimate for each GPU in a verl run, where trainer and engine share the GPUs.
 
     Raises:
         ModelError: the model has no readable configuration, or lacks the target modules of LoRA.

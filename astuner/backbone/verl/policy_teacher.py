@@ -14,7 +14,7 @@ from astuner.distillation import TeacherSequence
 
 @dataclass(frozen=True)
 class PolicyTeacher:
-    """Scores tokens with the current weights of the workers, at the temperature of the run.
+    """Scores tokens with the workers' current weights, at the run's temperature.
 
     Attributes:
         trainer: the started trainer.

@@ -174,7 +174,7 @@ def check_router_alive(router: Any) -> None:
 
 
 def _vllm_failure(server: Any) -> str | None:
-    """Return the failure of one of verl's vLLM servers, or None. Runs in the server's process.
+    """Return a vLLM server's failure, or None. Runs in the server's process.
 
     vLLM computes in a separate EngineCore process. If that process dies, the server stays alive, and vLLM sets
     `AsyncLLM.errored`.

@@ -87,7 +87,7 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
 
 
 def _actor_options(module: str, strategy: object) -> dict[str, Any]:
-    """Return the options that replace those of an actor of verl or TransferQueue.
+    """Return the options that replace an actor's own options, for actors of verl or TransferQueue.
 
     The router of requests and the controller of TransferQueue run on this node and reserve no CPU. The storage of
     TransferQueue reserves no CPU either, because the training workers of its node may need all of them.
@@ -147,7 +147,7 @@ class VerlTrainer(PPOTrainerSync):
 
     @property
     def processes(self) -> int:
-        """Number of training processes, including those that share the rows of a data-parallel worker."""
+        """Number of training processes, including those that share a data-parallel worker's rows."""
         return int(self.actor_rollout_wg.world_size)
 
     @property
@@ -195,7 +195,7 @@ class VerlTrainer(PPOTrainerSync):
             self.engines_awake = False
 
     def put(self, keys: list[str], rows: Iterable[RowFields]) -> None:
-        """Store fields of rows, either of new rows or in addition to the fields of existing ones.
+        """Store fields, either for new rows or in addition to the existing rows' fields.
 
         Args:
             keys: the key of each row.
@@ -255,7 +255,7 @@ class VerlTrainer(PPOTrainerSync):
         return self._policy_outputs("log_probs", keys, lengths)
 
     def policy_entropies(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
-        """Return the entropies of the policy at the tokens of the responses, as `policy_logprobs`."""
+        """Return the policy's entropies at the response tokens, as `policy_logprobs`."""
         return self._policy_outputs("entropy", keys, lengths)
 
     def _policy_outputs(self, name: str, keys: list[str], lengths: list[int]) -> list[Tensor]:
@@ -268,7 +268,7 @@ class VerlTrainer(PPOTrainerSync):
         return outputs
 
     def score(self, name: str, sequences: Sequence[tuple[Sequence[int] | NDArray[np.int32], int]]) -> list[Tensor]:
-        """Return the policy's logprobs of the ends of token sequences, one float32 tensor for each.
+        """Return the policy's logprobs at the ends of token sequences, one float32 tensor for each.
 
         Args:
             name: the start of the rows' keys, which are deleted at the end.

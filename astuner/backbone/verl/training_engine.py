@@ -88,7 +88,7 @@ class TrainingEngine(fsdp.FSDPEngineWithLMHead):
         return self.pack_costs.is_cheaper_packed if mode == "auto" else None
 
     def prepare_model_inputs(self, micro_batch: TensorDict) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the arguments of the model, and those of `prepare_model_outputs`."""
+        """Return the model's arguments, and the arguments for `prepare_model_outputs`."""
         if self.pack_costs is None or not tensordict_utils.get(micro_batch, "use_remove_padding", True):
             inputs, arguments = super().prepare_model_inputs(micro_batch)
             # With Ulysses, each process has a part of the rows.
@@ -112,7 +112,7 @@ class TrainingEngine(fsdp.FSDPEngineWithLMHead):
     def prepare_model_outputs(
         self, output: Any, output_args: dict[str, Any], micro_batch: TensorDict, logits_processor_func: Any
     ) -> dict[str, Tensor]:
-        """Return nested tensors with the values of each token of the rows, 0 where no value is needed."""
+        """Return nested tensors with a value for each row token, 0 where no value is needed."""
         predicted = output_args.get("predicted")
         if predicted is None:
             outputs: dict[str, Tensor] = super().prepare_model_outputs(
@@ -139,7 +139,7 @@ class TrainingEngine(fsdp.FSDPEngineWithLMHead):
     def forward_step(
         self, micro_batch: TensorDict, loss_function: Callable[..., Any] | None, forward_only: bool
     ) -> tuple[Tensor, dict[str, Any]]:
-        """Compute a micro-batch, and add the number of computed tokens to the metrics of the loss."""
+        """Compute a micro-batch, and add the number of computed tokens to the loss metrics."""
         loss, output = super().forward_step(micro_batch, loss_function, forward_only)
         if loss_function is not None:
             output["metrics"]["computed_tokens"] = float(self._computed_tokens)
@@ -151,7 +151,7 @@ def _encoded(rows: Tensor) -> list[bytes]:
 
 
 def _predicted_places(micro_batch: TensorDict) -> Tensor:
-    """Return the indexes of the tokens before the trained ones, among all tokens of the rows; [predicted] int64."""
+    """Return the index, among all rows' tokens, of each token before a trained one; [predicted] int64."""
     rows, mask = micro_batch["input_ids"], micro_batch["loss_mask"]
     places = []
     for end, counts in zip(rows.offsets()[1:], mask.unbind(), strict=True):

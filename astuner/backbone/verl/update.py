@@ -90,7 +90,7 @@ class _StoredRows:
 
 @dataclass
 class VerlUpdate:
-    """Updates the weights of verl's workers, one batch of episodes at a time.
+    """Updates the weights in verl's workers, one batch of episodes at a time.
 
     Attributes:
         config: the run's configuration.
@@ -137,7 +137,7 @@ class VerlUpdate:
             return advantages.update_result(teacher_metrics | metrics, rows, token_values)
 
     def _store(self, episodes: Sequence[Episode], step: int) -> _StoredRows:
-        """Put the episodes' samples into TransferQueue, padded to a multiple of the number of workers."""
+        """Put the episodes' samples into TransferQueue, padded to a multiple of the worker count."""
         numbered = [
             (index, number, sample)
             for index, episode in enumerate(episodes)
@@ -302,7 +302,7 @@ class VerlUpdate:
         self._gaps.append(difference)
 
     def _row_scales(self, credited: Mapping[int, TrainingRow], parts: Sequence[Sequence[int]]) -> dict[int, float]:
-        """Return the loss factor of each row, computed over all rows of its mini-batch."""
+        """Return each row's loss factor, computed over all rows in its mini-batch."""
         mode, longest = self.algorithm.loss_agg_mode, self.config.data.max_response_length
         scales: dict[int, float] = {}
         for part in parts:
@@ -318,7 +318,7 @@ class VerlUpdate:
         order: Sequence[tuple[int, int]],
         threshold: float | None,
     ) -> Iterator[RowFields]:
-        """Yield the loss fields of rows, given the index of the mini-batch in the step and the number of each row."""
+        """Yield loss fields, given for each row its mini-batch's index in the step and the row's number."""
         with_reference = uses_kl_loss(self.config)
         bound = {} if threshold is None else {"entropy_threshold": torch.tensor(threshold, dtype=torch.float64)}
         for mini_batch, number in order:
