@@ -73,7 +73,7 @@ class NoSignalError(BackboneError):
 
 
 class LogprobGapError(BackboneError):
-    """The logprobs of the rollout and of the trainer differ by more than rounding.
+    """The rollout's and the trainer's logprobs differ by more than rounding.
 
     Attributes:
         text: What is wrong.
@@ -276,7 +276,7 @@ def first_line(error: BaseException) -> str:
 
 
 def message_of(error: BaseException) -> str:
-    """Return the message of an exception of the user's code, cut to 2,000 characters. Never raises."""
+    """Return the message from an exception in the user's code, cut to 2,000 characters. Never raises."""
     message = text_of(error)
     return message if len(message) <= _MAX_MESSAGE else f"{message[:_MAX_MESSAGE]}… ({len(message):,} characters)"
 
@@ -285,7 +285,7 @@ _COROUTINE = re.compile("""['"]coroutine['"]""")
 
 
 def describe_error(error: BaseException) -> str:
-    """Return `Type: message` of an exception of the user's code. Never raises.
+    """Return `Type: message` for an exception in the user's code. Never raises.
 
     For an exception group, the text includes the first exceptions of the group. The message is cut to 2,000 characters.
     If the code used a coroutine as if it were its result, the text says how to fix it.
@@ -318,7 +318,7 @@ def _is_group(error: BaseException) -> bool:
 
 
 def short_repr(value: object) -> str:
-    """Return the `repr` of an object of the user's code, cut to 300 characters. Never raises."""
+    """Return the `repr` of an object from the user's code, cut to 300 characters. Never raises."""
     text = text_of(value, _SHORT.repr)
     return text if len(text) <= _MAX_REPR else f"{text[:_MAX_REPR]}…"
 
@@ -329,7 +329,7 @@ _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = _MAX_REPR
 
 
 def text_of(value: object, convert: Callable[[Any], str] = str) -> str:
-    """Return the `str` of an object of the user's code, or a note in angle brackets if that raises. Never raises.
+    """Return the `str` of an object from the user's code, or a note in angle brackets if that raises. Never raises.
 
     Args:
         value: any object.

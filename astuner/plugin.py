@@ -238,7 +238,7 @@ def _import_file(path: str, dotted: str, file: Path, folder: Path, folders: list
 
 
 def _prefer_folder(package: str, folder: Path, folders: list[Path]) -> None:
-    """Make `package` the directory of that name in `folder`, if another folder of `sys.path` has a module of that name.
+    """Make `package` the directory with that name in `folder`, if another `sys.path` folder has a module so named.
 
     Python prefers a module to a directory without `__init__.py`, wherever they are in `sys.path`. For example, a YAML
     file in `agent/` is run from the folder above and names `agent.agent->Class`: `agent/` is searched, too. An editable
@@ -301,6 +301,6 @@ def _nearest_module(dotted: str, folders: list[Path]) -> str | None:
 
 
 def describe(value: object) -> str:
-    """Return the start of the `repr` of `value`, and its type."""
+    """Return how the `repr` of `value` starts, and its type."""
     text = repr(value)
     return f"{text if len(text) <= 60 else text[:57] + '...'}, of type {type(value).__name__}"

@@ -32,7 +32,7 @@ class FixedSetting:
 
 @dataclass(frozen=True, slots=True)
 class SameThing:
-    """Keys of astuner that name the same thing as a key of the trainer.
+    """Astuner keys that name the same thing as a trainer key.
 
     Attributes:
         keys: the keys of astuner.
@@ -54,7 +54,7 @@ class SameThing:
 
 @dataclass(frozen=True, slots=True)
 class MachineSettings:
-    """Values of trainer keys for a kind of machine; the user's section can change them.
+    """Trainer key values for a kind of machine; the user's section can change them.
 
     Attributes:
         when: the kind of machine, in words.

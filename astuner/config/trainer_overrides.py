@@ -79,7 +79,7 @@ def split_shared_mappings(
 
 
 def leaves(section: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    """Yield the path and value of each single value of a section, whether written nested or with dots."""
+    """Yield the path and value of each single value in a section, whether written nested or with dots."""
     if isinstance(section, Mapping):
         for name, value in section.items():
             yield from leaves(value, (*path, *parts(str(name).removeprefix("+"))))

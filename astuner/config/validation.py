@@ -72,7 +72,7 @@ def _path_of(details: ErrorDetails, tree: Mapping[str, Any]) -> KeyPath:
 
 
 def _value_at(tree: Mapping[str, Any], path: KeyPath) -> Any:
-    """Return the value of a key, also of one in a list of sections; MISSING for other items of lists."""
+    """Return a key's value, also inside a list of sections; MISSING for list items that are not sections."""
     node: Any = tree
     for part in path:
         if isinstance(node, list):
@@ -115,7 +115,7 @@ def _text(path: KeyPath, key: KeyPath, errors: list[ErrorDetails], tree: dict[st
 
 
 def _names_at(path: KeyPath, key: KeyPath, tree: Mapping[str, Any]) -> list[str]:
-    """Return the valid names next to the last part of `path`, a path inside `key`, a mapping or list of sections."""
+    """Return the valid names next to the last part of `path`, where `key` is a mapping or a list with sections."""
     section = get_args(schema().keys[key].annotation)[-1]
     if get_origin(section) is Annotated:  # a list of sections of several types
         kind = _value_at(tree, path[: len(key) + 1])["type"]

@@ -1,4 +1,4 @@
-"""Read a YAML file as a tree of values and the line of every key."""
+"""Reads a YAML file as a tree of values, with each key's line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class YamlFile:
     lines: Mapping[KeyPath, int]
 
     def where(self, path: KeyPath) -> str:
-        """Return `file:line` of a key, or of the nearest section around it that the file contains."""
+        """Return a key's `file:line`, or that of the nearest section around it that the file contains."""
         for end in range(len(path), 0, -1):
             if path[:end] in self.lines:
                 return place(self.path, self.lines[path[:end]])

@@ -22,7 +22,7 @@ def count_tokens(calls: Sequence[LlmCall]) -> TokenCounts:
 
 
 def response_length(calls: Sequence[LlmCall]) -> int:
-    """Return the number of tokens of an episode after the first prompt of a conversation, for the longest conversation.
+    """Return the number of tokens after the first prompt in an episode's longest conversation.
 
     A call continues the conversation of an earlier call if its prompt begins with that call's tokens, or if it forks
     from that call. The length depends on the calls only, not on how they become samples.
@@ -45,7 +45,7 @@ def response_length(calls: Sequence[LlmCall]) -> int:
 
 
 def _first_prompt_lengths(calls: Sequence[LlmCall]) -> list[int]:
-    """Return, for each call, the number of tokens of the first prompt of its conversation."""
+    """Return, for each call, the number of tokens in its conversation's first prompt."""
     index_of = {call.call_id: index for index, call in enumerate(calls)}
     # Only an earlier call can be continued, so following the links ends.
     continued = [
@@ -133,7 +133,7 @@ def _path_starts(sample: Sample, nodes: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _ancestor_ids(sample: Sample, node: int) -> tuple[int, ...]:
-    """Return the token ids of the ancestors of a node of a tree sample, from the root on."""
+    """Return the token ids of a node's ancestors in a tree sample, from the root on."""
     assert sample.parents is not None
     ids = []
     while (node := sample.parents[node]) >= 0:

@@ -82,7 +82,7 @@ class _Row:
 
 
 def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[Sample]:
-    """Return the training samples of the calls of one episode.
+    """Return the training samples for one episode's calls.
 
     Args:
         calls: the calls, in any order; calls without a completion and calls that are not trained are ignored.
@@ -112,7 +112,7 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
 
 
 def limit_samples(samples: Sequence[Sample], max_samples: int, seed: int) -> tuple[list[Sample], int]:
-    """Return at most `max_samples` samples of an episode, and the number of dropped samples.
+    """Return at most `max_samples` samples from an episode, and the number of dropped samples.
 
     Only whole samples are dropped. Samples are ranked by the BLAKE2 hash of seed, episode and call ids, and the first
     `max_samples` are kept, in their order. Their weights are scaled to sum to 1, so that the episode keeps its weight.
@@ -184,7 +184,7 @@ def _has_prefix(encoded: bytes, row: _Row) -> bool:
 
 
 def _first_accepting(call: LlmCall, rejecting: list[_Row], others: Iterator[_Row]) -> _Row | None:
-    """Return a row that accepts a call: one that rejected another call of the same tokens, or the first of `others`.
+    """Return a row that accepts a call: one that rejected another call with the same tokens, or the first of `others`.
 
     A row that has accepted a call cannot accept the same tokens with other logprobs or another training key.
     """

@@ -26,7 +26,7 @@ Path = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """A contiguous run of nodes, each the child of the previous node.
+    """A contiguous run of nodes, where each node is the previous one's child.
 
     Attributes:
         start, end: the range of the nodes in the packing.
@@ -50,7 +50,7 @@ class Piece:
 
 @dataclass(frozen=True, eq=False)
 class Packing:
-    """The trie of sequences, with N nodes of one token each.
+    """A trie of token sequences; each of its N nodes is one token.
 
     Attributes:
         token_ids: [N] int64.
@@ -69,7 +69,7 @@ class Packing:
 
     @cached_property
     def batches(self) -> tuple[tuple[int, ...], ...]:
-        """Batches of indices of pieces with the same path and similar lengths, each with the longest piece first."""
+        """Batches of piece indices, with equal paths and similar lengths; each batch has its longest piece first."""
         siblings: dict[Path, list[int]] = defaultdict(list)
         for index, piece in enumerate(self.pieces):
             siblings[piece.path].append(index)
@@ -93,7 +93,7 @@ class Packing:
 
 
 def pack(sequences: Sequence[Sequence[int] | NDArray[Any]]) -> Packing:
-    """Pack sequences of token ids, in time and memory proportional to the number of tokens.
+    """Pack token id sequences, with time and memory proportional to the number of tokens.
 
     Raises:
         ValueError: a sequence is empty.

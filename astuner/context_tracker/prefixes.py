@@ -45,7 +45,7 @@ def as_ids(encoded: bytes) -> NDArray[np.uint32]:
 
 
 def shared_prefix_length(left: bytes, right: bytes) -> int:
-    """Return the length, in ids, of the common prefix of two encoded sequences."""
+    """Return the length, in ids, of two encoded sequences' common prefix."""
     size = min(len(left), len(right))
     if left[:size] == right[:size]:
         return size // ID_BYTES

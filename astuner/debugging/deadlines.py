@@ -29,7 +29,7 @@ class _Alarm:
 
 
 class _Clock:
-    """One thread that runs the callbacks of all alarms of the process."""
+    """One thread that runs all alarm callbacks in the process."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -16,7 +16,7 @@ _REPEAT_SECONDS = 3.0
 
 
 def print_stack_on_usr1() -> None:
-    """Print the stack of the main thread on SIGUSR1 instead of ending the process.
+    """Print the main thread's stack on SIGUSR1 instead of ending the process.
 
     Used while a command starts. During a run, `report_on_usr1` replaces it and prints more.
     """

@@ -1,4 +1,4 @@
-"""Stacks of threads and asyncio tasks, for reports of code that hangs."""
+"""Stacks of threads and asyncio tasks, for reports on code that hangs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def traceback_of(error: BaseException) -> TracebackType | None:
 
 
 def error_stack(error: BaseException) -> Stack:
-    """Return the frames of an exception's traceback, at most the innermost 100; of a group, those of its first part."""
+    """Return the frames in an exception's traceback, at most the innermost 100; for a group, its first part's."""
     # The cause, because Python replaces the StopIteration of a coroutine by an error without a traceback.
     cause: Any = BaseException.__cause__
     for part in (*leaf_exceptions(error), error, cause.__get__(error)):
@@ -85,7 +85,7 @@ def error_stack(error: BaseException) -> Stack:
 
 
 def format_error(error: BaseException) -> str:
-    """Return the traceback of an exception of the user's code, with its causes, cut to 20,000 characters. Never raises.
+    """Return the traceback for an exception in user code, with its causes, cut to 20,000 characters. Never raises.
 
     The middle of a long text is left out.
     """

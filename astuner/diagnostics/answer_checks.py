@@ -130,7 +130,7 @@ def answers_of_other_prompts(step: StepEvidence) -> Result:
 
 
 def _bits(logprobs: Sequence[float]) -> float:
-    """Return the number of random bits in the rounding of logprobs. Different prompts rarely agree in these bits."""
+    """Return the number of random bits in the logprobs' rounding. Different prompts rarely agree in these bits."""
     values = np.asarray(logprobs, float)
     return float(np.log2(-values[values < -_ROUNDING] / _ROUNDING).sum())
 

@@ -1,4 +1,4 @@
-"""Inputs of the checks: the inputs of a run, the episodes of a step, and the result of the step's update."""
+"""Inputs for the checks: a run's inputs, a step's episodes, and the result of the step's update."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def tokens_digest(ids: Ints) -> bytes:
 
 
 def groups_of(values: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]]:
-    """Return the groups of values with equal keys, without groups of one."""
+    """Return the groups of values with equal keys, without single-value groups."""
     groups: dict[Hashable, list[T]] = defaultdict(list)
     for value in values:
         groups[key(value)].append(value)
@@ -116,7 +116,7 @@ def groups_of(values: Iterable[T], key: Callable[[T], Hashable]) -> list[list[T]
 
 @dataclass(frozen=True)
 class StepEvidence:
-    """The episodes of a training step, or of a dry run.
+    """The episodes from a training step or a dry run.
 
     Attributes:
         start: the inputs of the run.

@@ -70,7 +70,7 @@ class Monitor:
         return self._run("start", self._start, 0)
 
     def check_rollout(self, step: int, episodes: Sequence[Episode]) -> list[RunFinding]:
-        """Run the checks of the episodes of a step, before its update, and return their findings."""
+        """Run the checks on a step's episodes, before its update, and return their findings."""
         before = self._rollout
         previous = (
             frozenset(e.task.task_id for e in before.episodes) if before is not None and before.step < step else None

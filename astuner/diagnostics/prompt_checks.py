@@ -1,4 +1,4 @@
-"""Checks of the inputs of the model: prompts, conversations, tools and observations."""
+"""Checks on the model's inputs: prompts, conversations, tools and observations."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def tools_without_parser(step: StepEvidence) -> Result:
 
 
 def message_not_in_prompt(step: StepEvidence) -> Result:
-    """Find messages of a role that the chat template leaves out of the prompt."""
+    """Find a role whose messages the chat template leaves out of the prompt."""
     seen: dict[str, list[bool]] = defaultdict(list)
     for call in _few_calls(step):
         prompt = _squeezed(step.start.decode(call.prompt_ids))
@@ -195,7 +195,7 @@ def observations_never_change(step: StepEvidence) -> Result:
 
 
 def _observations(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """Return the texts of the observations, and the action before each of them."""
+    """Return the observations' texts, and the action before each observation."""
     observations, actions = [], []
     for before, after in pairwise(messages):
         if before.get("role") == "assistant" and after.get("role") in ("user", "tool"):

@@ -1,4 +1,4 @@
-"""Reference answers of tasks, and their comparison with the answers of episodes."""
+"""The tasks' reference answers, and their comparison with the episodes' answers."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def logprob_gap(update: UpdateEvidence) -> Result:
 
 
 def sampler_mismatch(update: UpdateEvidence) -> Result:
-    """Find a correction of the sampler's and the trainer's difference that discards much of the step."""
+    """Find a correction for the sampler's and the trainer's difference that discards much of the step."""
     metrics, config = update.metrics, update.rollout.start.config
     facts = _correction_problems(metrics, "")
     ages = sorted(int(name.rpartition("_")[2]) for name in metrics if name.startswith("correction/gap_mean/stale_"))
@@ -214,7 +214,7 @@ def _correction_problems(metrics: Mapping[str, float], suffix: str) -> list[str]
 
 
 def token_pairs(update: UpdateEvidence) -> Iterator[TokenPairs]:
-    """Iterate over the sampler's and the trainer's logprobs of the trained tokens of each sample."""
+    """Iterate over the sampler's and the trainer's logprobs for each sample's trained tokens."""
     for sample, logprobs in _trained_logprobs(update):
         yield sample.trained_logprobs, logprobs
 

@@ -102,7 +102,7 @@ class Distiller:
     def _score(
         self, rows: Sequence[TrainingRow], episodes: Sequence[Episode]
     ) -> tuple[list[tuple[NDArray[np.float32], NDArray[np.bool_]]], int]:
-        """Return the teacher's logprobs [N] of each row and which of them exist, and the number of skipped calls."""
+        """Return the teacher's logprobs [N] for each row, which of them exist, and how many calls were skipped."""
         if self.config.hint is not None:
             return self._score_with_hint(self.config.hint, rows, episodes)
         sequences = [TeacherSequence(row.token_ids, row.calls, row.temperatures) for row in rows]
@@ -112,7 +112,7 @@ class Distiller:
     def _score_with_hint(
         self, hint: str, rows: Sequence[TrainingRow], episodes: Sequence[Episode]
     ) -> tuple[list[tuple[NDArray[np.float32], NDArray[np.bool_]]], int]:
-        """Score each call with its own prompt, because a hint at the end of one call would be context of the next."""
+        """Score each call with its own prompt, because a hint at the end of one call would be context for the next."""
         sequences, places = [], []
         scored = [(np.zeros(len(row.token_ids), np.float32), np.zeros(len(row.token_ids), bool)) for row in rows]
         skipped = 0

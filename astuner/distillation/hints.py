@@ -1,4 +1,4 @@
-"""Prompts that only the teacher sees: those of the calls, with a hint at the end of the request."""
+"""Prompts that only the teacher sees: the calls' prompts, with a hint at the end of the request."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def hint_text(hint: str, episode: Episode) -> str:
 
 
 def prompt_with_hint(codec: ChatCodec, call: LlmCall, text: str) -> tuple[int, ...] | None:
-    """Return the ids of a call's prompt with a text at the end of its last message.
+    """Return a call's prompt ids with a text at the end of its last message.
 
     The tools of a call are not recorded, so the prompt is not rendered again. The request is rendered without tools,
     with and without the text, and the part that differs is exchanged at the end of the recorded prompt.

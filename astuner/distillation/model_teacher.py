@@ -73,7 +73,7 @@ class ModelTeacher:
             )
 
     def _batches(self, sequences: Sequence[TeacherSequence]) -> Iterator[list[int]]:
-        """Yield the indexes of sequences of similar length, as many as fit into one forward pass."""
+        """Yield the indexes of similarly long sequences, as many as fit into one forward pass."""
         batch: list[int] = []
         for index in sorted(range(len(sequences)), key=lambda index: -len(sequences[index].token_ids)):
             # The first sequence of a batch is its longest one.

@@ -29,7 +29,7 @@ class Teacher(Protocol):
     """A model that scores tokens."""
 
     def logprobs(self, sequences: Sequence[TeacherSequence]) -> list[NDArray[np.float32]]:
-        """Return the log-probability of each token of the spans, given the tokens before it.
+        """Return the log-probability of each token in the spans, given the tokens before it.
 
         Args:
             sequences: S sequences.

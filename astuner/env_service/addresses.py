@@ -27,7 +27,7 @@ class EnvServiceAddress:
 
 
 def service_address(url: str, started: EnvServiceAddress | None = None) -> EnvServiceAddress:
-    """Return the address of a service, with the token of this process's environment variable.
+    """Return a service's address, with the token from this process's environment variable.
 
     Args:
         url: the address as configured.

@@ -1,4 +1,4 @@
-"""The processes with the lists of tasks of environments."""
+"""The processes that hold the environments' task lists."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TASKS_KEY = ""
 
 @dataclass(eq=False)
 class Catalog:
-    """The lists of tasks of an environment.
+    """An environment's task lists.
 
     Attributes:
         host: their process.

@@ -111,7 +111,7 @@ class EnvServiceClient:
     def tasks(
         self, source: EnvTask, *, page: int = 100, count: int | None = None, with_reference: bool = False
     ) -> list[TaskProfile]:
-        """Return the profiles of the tasks of the split `source.split`, in order. Blocks the calling thread.
+        """Return the task profiles for the split `source.split`, in order. Blocks the calling thread.
 
         Args:
             source: the environment and the split.

@@ -1,4 +1,4 @@
-"""Connections of the client of an environment service."""
+"""Connections that an environment service's client uses."""
 
 from __future__ import annotations
 

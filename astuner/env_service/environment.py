@@ -50,7 +50,7 @@ class Environment(ABC):
 
     @abstractmethod
     def task_ids(self, split: str) -> Sequence[str]:
-        """Return the ids of the tasks of a split, in a fixed order."""
+        """Return a split's task ids, in a fixed order."""
 
     @abstractmethod
     def profile(self, split: str, task_id: str) -> TaskProfile:
@@ -112,7 +112,7 @@ def load_environment(
 
 
 def adapter(family: str) -> Any:
-    """Return the module of a family of environments.
+    """Return the module for an environment family.
 
     Raises:
         EnvError: its package is not installed.

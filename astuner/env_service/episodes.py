@@ -24,7 +24,7 @@ _RELEASE_SECONDS = 5.0
 
 
 class EpisodeEnvironments:
-    """Creates and releases the environments of the episodes of a process. Thread-safe.
+    """Creates and releases the environments for a process's episodes. Thread-safe.
 
     Args:
         addresses: the services by their addresses as configured.
@@ -38,7 +38,7 @@ class EpisodeEnvironments:
 
     @contextlib.asynccontextmanager
     async def instance(self, workflow_task: WorkflowTask, seconds: float | None) -> AsyncIterator[EnvInstance | None]:
-        """Create the instance of an episode's task, and release it at the end of the block; None without environment.
+        """Create the instance for an episode's task, and release it when the block ends; None without environment.
 
         Args:
             workflow_task: the task.

@@ -235,7 +235,7 @@ class _Host:
 
 
 class _Object:
-    """An object of an environment, with checks of what it returns."""
+    """An environment object, with checks of what it returns."""
 
     def __init__(self, environment: Environment, limit: int) -> None:
         self._environment = environment
@@ -248,7 +248,7 @@ class _Object:
             return await result if inspect.isawaitable(result) else result
 
     async def tasks(self, split: str, offset: int, limit: int, profiles: bool, with_reference: bool) -> dict[str, Any]:
-        """Return a page of the tasks of a split."""
+        """Return one page of a split's tasks."""
         ids = await self._task_ids(split)
         page = list(ids[offset : offset + limit])
         listed = [await self._profile(split, task_id, with_reference) for task_id in page] if profiles else []

@@ -261,7 +261,7 @@ class Host:
         return ServiceRequestError("process_ended", f"the process of the environment {how}")
 
     def _fail_answers(self, error: ServiceRequestError, of: str | None = None) -> None:
-        """End the requests of an object, or of all."""
+        """End the requests for one object, or for all."""
         for key, answer in self._answers.values():
             if not answer.done() and of in (None, key):
                 answer.set_exception(error)

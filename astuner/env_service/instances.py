@@ -153,12 +153,12 @@ class InstanceTable:
         return (await self._catalogs.get(source)).info
 
     async def ask_catalog(self, source: EnvSource, operation: str, **arguments: object) -> bytes:
-        """Call `tasks` or `task` of the process with the tasks of an environment."""
+        """Call `tasks` or `task` in the process that holds an environment's tasks."""
         self._check_open()
         return await self._catalogs.ask(source, operation, **arguments)
 
     def renew(self, client_id: str) -> None:
-        """Note a sign of life of a client."""
+        """Note that a client is alive."""
         self._clients[client_id] = time.monotonic()
 
     async def create(self, request: CreateRequest) -> bytes:

@@ -182,7 +182,7 @@ class ErrorInfo(_Message):
 
 
 class ErrorResponse(_Message):
-    """The body of every response with a status of at least 400."""
+    """The body of every response whose status is at least 400."""
 
     error: ErrorInfo
     """The error."""

@@ -1,4 +1,4 @@
-"""Checks of environments without a model: scores of the reference and of wrong answers, repeatability, step times."""
+"""Checks environments without a model: scores for the reference and for wrong answers, repeatability, step times."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ValidationSettings:
 
 @dataclass(frozen=True)
 class EnvValidation:
-    """The result of the checks of an environment.
+    """The result of checking an environment.
 
     Attributes:
         env: the environment.
@@ -81,7 +81,7 @@ class EnvValidation:
 async def service_client(
     env_types: Sequence[str], url: str | None, *, step_timeout: float = 60.0
 ) -> AsyncIterator[EnvServiceClient]:
-    """Return a client of the service at `url`, or of a service that runs in this process meanwhile, without a port.
+    """Return a client for the service at `url`, or for a service that runs in this process meanwhile, without a port.
 
     Args:
         env_types: the environments of the service in this process, `FAMILY/NAME` or `package.module->Class`.

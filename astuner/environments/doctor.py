@@ -53,7 +53,7 @@ _STYLES = {"ready": "green", "not installed": "dim", "broken": "bold red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem of an environment or of the machine, or a note about it.
+    """A problem with an environment or the machine, or a note about it.
 
     Attributes:
         problem: description.
@@ -68,7 +68,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class EnvReport:
-    """State of a backbone's environment, or of the machine.
+    """The state of a backbone's environment, or the machine's.
 
     Attributes:
         backbone: name of the backbone; "machine" for the report about the machine, which concerns every backbone.

@@ -68,7 +68,7 @@ class EnvSpec:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the pins, independent of comments and order."""
+        """SHA-256 of the pins, which does not depend on comments or order."""
         return hashlib.sha256("\n".join(sorted(f"{k}=={v}" for k, v in self.pins.items())).encode()).hexdigest()
 
     @property

@@ -1,4 +1,4 @@
-"""Environments of programs whose packages conflict with those of astuner (`astuner install appworld`)."""
+"""Environments for programs whose packages conflict with astuner's (`astuner install appworld`)."""
 
 from __future__ import annotations
 

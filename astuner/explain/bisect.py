@@ -120,7 +120,7 @@ class _Comparison:
         return first == second
 
     def position(self, first: Sequence[object], second: Sequence[object]) -> int | None:
-        """Return the index of the first difference of two sequences; None if they are equal."""
+        """Return the index of the first difference between two sequences; None if they are equal."""
         if tuple(first) == tuple(second):
             return None
         for index, (a, b) in enumerate(zip(first, second, strict=False)):
@@ -153,7 +153,7 @@ def find_difference(first: Path, second: Path, tolerance: float = 0.0) -> RunDif
 
 @dataclass
 class _Walk:
-    """Goes through the records of two runs in the order of their computation."""
+    """Goes through two runs' records in the order of their computation."""
 
     folders: tuple[Path, Path]
     compare: _Comparison

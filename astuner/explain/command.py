@@ -32,7 +32,7 @@ def explain(
     certify: bool = True,
     as_json: bool = False,
 ) -> None:
-    """Print the explanation of a run or of one of its episodes on stdout.
+    """Print an explanation for a run, or for one of its episodes, on stdout.
 
     Args:
         run: The run's folder, or its name under `exp_dir`.

@@ -74,7 +74,7 @@ class SpanExplanation:
 
 @dataclass(frozen=True)
 class TimelineExplanation:
-    """A sample with its numbers of tokens and of trained tokens. `weight` is its share of the episode."""
+    """A sample with its numbers of tokens and trained tokens. `weight` is its share of the episode."""
 
     timeline: int
     tokens: int

@@ -166,7 +166,7 @@ class _DialectRoute:
             session.release(call, is_delivered=is_delivered)
 
     def _admit(self, headers: _Headers) -> tuple[KeyClaims, EpisodeSession]:
-        """Return the claims and the session of the key of a request."""
+        """Return the claims and the session for a request's key."""
         claims = self._gateway.authenticate(headers)
         session = None if claims is None else self._gateway.session(claims)
         if claims is None or session is None:
@@ -312,7 +312,7 @@ class _DialectRoute:
 
 
 class _CountRoute(_DialectRoute):
-    """Returns the number of tokens of a prompt."""
+    """Returns the number of tokens in a prompt."""
 
     async def _answer(self, headers: _Headers, receive: Receive, send: Send) -> None:
         claims, session = self._admit(headers)

@@ -39,7 +39,7 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
-    """The settings of a gateway (section `gateway` of the configuration).
+    """A gateway's settings (the configuration's section `gateway`).
 
     Attributes:
         host: the address to listen on.
@@ -127,7 +127,7 @@ class Gateway:
         *,
         issues_keys: bool = False,
     ) -> OpenAiEndpoint:
-        """Return the endpoint of one agent of an episode; start the server if it does not run. Thread-safe.
+        """Return an endpoint for one of the episode's agents; start the server if it does not run. Thread-safe.
 
         In a forked process, the endpoint is that of the parent. For `issues_keys`, see `KeyClaims`.
 
@@ -161,7 +161,7 @@ class Gateway:
     # The routes call the following methods, on the event loop of the server.
 
     def authenticate(self, headers: _Headers) -> KeyClaims | None:
-        """Return the claims of the key of a request; None if the key is not valid."""
+        """Return the claims in a request's key; None if the key is not valid."""
         return self._signer.verify(headers.key())
 
     def sign(self, claims: KeyClaims) -> str:
@@ -173,7 +173,7 @@ class Gateway:
         return self._sessions.get(claims.session)
 
     def model_names(self, session: EpisodeSession) -> list[str]:
-        """Return the names of the models that the keys of an episode may call."""
+        """Return the names of the models that an episode's keys may call."""
         return [*self.settings.model_names, *session.tuner.forwarded_models]
 
     def reserve_call(self) -> bool:

@@ -189,7 +189,7 @@ class EpisodeSession:
             self.failure = error if known else WorkflowError(f"a model call failed: {error!r}")  # type: ignore[assignment]
 
     def cause_of(self, error: WorkflowError) -> AstunerError | None:
-        """Return the error of the model call that caused an error of the workflow; None if there is none.
+        """Return the model call's error that caused a workflow error; None if there is none.
 
         Thread-safe.
 

@@ -88,7 +88,7 @@ _console_handler = 0  # loguru's default handler
 
 
 def log_to_console(console: Console) -> None:
-    """Send the log to the console, redacted; replaces the handler of an earlier run, but not those of the user.
+    """Send the log to the console, redacted; replaces the handler of an earlier run, but not the user's handlers.
 
     Warnings that differ only in numbers are printed three times, and then when their number reaches a power of two.
     """

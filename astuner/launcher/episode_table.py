@@ -84,7 +84,7 @@ def check_rewards(episodes: Sequence[Episode]) -> None:
 def print_episodes(
     context: RunContext, episodes: Sequence[Episode], title: str, split: Split, shown: Shown | None
 ) -> None:
-    """Print the transcripts, the table and the failures of the episodes of a debug run.
+    """Print the transcripts, the table and the failures for a debug run's episodes.
 
     Args:
         context: the run.

@@ -1,4 +1,4 @@
-"""`astuner check --machine`: the memory of a run on each GPU of a machine that is not at hand."""
+"""`astuner check --machine`: a run's memory on each GPU of a machine that is not at hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _MAX_PARTS = 4
 
 
 def check_machine(conf: Path, overrides: tuple[str, ...], backbone: str | None, text: str) -> None:
-    """Print the memory of each phase of a training step on each GPU of a machine. Nothing is started.
+    """Print the memory on each GPU of a machine, for each phase in a training step. Nothing is started.
 
     Args:
         conf, overrides, backbone: as of a run.

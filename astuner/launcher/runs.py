@@ -36,7 +36,7 @@ def read_runs(exp_dir: Path) -> list[RunFacts]:
 def select_runs(
     runs: Sequence[RunFacts], words: Sequence[str], sort: str, *, show_all: bool
 ) -> tuple[list[dict[str, Any]], int]:
-    """Return the rows of the list, and the number of hidden runs.
+    """Return the list's rows, and the number of hidden runs.
 
     Args:
         runs: the runs, the latest first.

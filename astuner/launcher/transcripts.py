@@ -1,4 +1,4 @@
-"""Transcripts of episodes, folded to the width of the terminal."""
+"""Episode transcripts, folded to the terminal's width."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class EpisodeTranscript:
 
 
 def print_transcripts(console: Console, episodes: Sequence[Episode], shown: Shown) -> None:
-    """Print the transcripts of the selected episodes of each task (see `select_episodes`)."""
+    """Print the transcripts of each task's selected episodes (see `select_episodes`)."""
     for heading, episode in select_episodes(episodes, shown):
         console.print(EpisodeTranscript(heading, episode, is_folded=shown != "all"))
         console.print()

@@ -102,7 +102,7 @@ class CompletionsEngine:
 
     @contextlib.asynccontextmanager
     async def _deadline(self, timeout: float, request: str) -> AsyncIterator[None]:
-        """Limit the duration of a request outside of any episode: a server may accept connections and never answer."""
+        """Limit how long a request outside any episode takes: a server may accept connections and never answer."""
         try:
             async with asyncio.timeout(timeout):
                 yield
@@ -237,7 +237,7 @@ def _to_completion(response: Mapping[str, Any], prompt_ids: Sequence[int], url: 
 
 
 def _top_logprobs(response: Mapping[str, Any], number: int, url: str) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return the ids and logprobs of the `number` most likely tokens at each position of a completion.
+    """Return ids and logprobs for the `number` most likely tokens at each position in a completion.
 
     Raises:
         ModelError: they are missing, or have texts in place of ids.

@@ -9,7 +9,7 @@ from astuner.errors import ModelError
 
 
 def context_length(model_config: Any) -> int | None:
-    """Return the maximum number of tokens of a sequence, or None if the model's configuration does not state it.
+    """Return the maximum number of tokens in a sequence, or None if the model's configuration does not state it.
 
     The maximum is the number of positions. For longrope (Ding et al. 2024, arXiv:2402.13753), it is the length above
     which different rotary frequencies apply to all tokens of a sequence. Above this length, the logits depend on the

@@ -37,7 +37,7 @@ def _is_available(dtype: torch.dtype) -> bool:
 
 @cache
 def multiplies_bfloat16() -> bool:
-    """Return whether this processor has instructions for products of bfloat16 (AVX512-BF16, AMX, or those of Arm).
+    """Return whether this processor has instructions for bfloat16 products (AVX512-BF16, AMX, or Arm's).
 
     Without them, a product in bfloat16 takes 6 to 80 times as long as in float32.
     """
@@ -87,7 +87,7 @@ def packed_memory(weight: Tensor) -> Tensor | None:
 
 @cache
 def _keeps_blocks(rows: int, columns: int, dtype: torch.dtype, layout: bytes) -> bool:
-    """Return whether a layout keeps the values of each block of 64 rows together, from a packed example."""
+    """Return whether a layout keeps the values in each block of 64 rows together, from a packed example."""
     # A prime period, so that blocks differ.
     example = torch.arange(rows * columns, dtype=torch.int32).remainder_(8191).to(dtype).view(rows, columns)
     packed = pack(example)  # must outlive its memory

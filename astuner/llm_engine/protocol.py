@@ -17,7 +17,7 @@ class LlmEngine(Protocol):
 
     @property
     def max_model_len(self) -> int:
-        """Maximum number of tokens of a request, prompt and completion together."""
+        """Maximum number of tokens in a request, prompt and completion together."""
         ...
 
     @property

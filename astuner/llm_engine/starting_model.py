@@ -23,12 +23,12 @@ class EngineWithStartingModel:
 
     @property
     def max_model_len(self) -> int:
-        """Maximum number of tokens of a request, prompt and completion together."""
+        """Maximum number of tokens in a request, prompt and completion together."""
         return self.policy.max_model_len
 
     @property
     def policy_version(self) -> int:
-        """Version of the weights of the policy."""
+        """Version of the policy's weights."""
         return self.policy.policy_version
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:

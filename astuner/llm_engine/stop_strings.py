@@ -38,7 +38,7 @@ class StopStrings:
         return next((count for count in range(1, len(sampled) + 1) if self.ends(sampled[:count])), None)
 
     def before(self, sampled: Sequence[int]) -> tuple[int, tuple[int, ...], str] | None:
-        """Return the number of tokens before the first string, ids of the text before it, and the string.
+        """Return the number of tokens before the first string, the ids for the text before it, and the string.
 
         None if no string occurs.
 

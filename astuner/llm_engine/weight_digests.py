@@ -1,4 +1,4 @@
-"""Checksums of weights, which show whether an engine has those of the trainer."""
+"""Weight checksums, which show whether an engine has the trainer's weights."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WeightDigests = Mapping[str, int]
 
 @torch.no_grad()
 def weight_digests(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | None = None) -> dict[str, int]:
-    """Return a checksum of the bits of each weight.
+    """Return a checksum over each weight's bits.
 
     The bits are read as 32-bit words, which are added up in blocks of 64 rows, modulo 2^32. The checksum is the sum of
     the blocks, in which each block has another odd number as a factor. So any change of a word changes it, and so does
@@ -38,7 +38,7 @@ def weight_digests(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | N
 
 
 def block_sums(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return the sum of the 32-bit words of each block of rows, modulo 2^32, as int32 on the weight's device.
+    """Return each row block's sum of 32-bit words, modulo 2^32, as int32 on the weight's device.
 
     Args:
         weight: [rows, ...] of any dtype, or a scalar.
@@ -53,7 +53,7 @@ def block_sums(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 
 
 def _whole_and_rest(rows: Tensor) -> list[Tensor]:
-    """Return the sums of the whole blocks of [rows, columns], and that of the rows after them."""
+    """Return the sums over the whole blocks in [rows, columns], and over the rows after them."""
     whole = len(rows) // ROWS_PER_BLOCK
     parts = [_sums(rows[: whole * ROWS_PER_BLOCK], whole)] if whole else []
     if len(rows) % ROWS_PER_BLOCK:

@@ -1,4 +1,4 @@
-"""The model of one of several agents."""
+"""The model of one agent among several."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class AgentModel:
-    """The model of one of several agents (see `ModelTuner.for_agent`)."""
+    """The model of one agent among several (see `ModelTuner.for_agent`)."""
 
     tuner: ModelTuner
     agent_name: str

@@ -1,4 +1,4 @@
-"""Names for the agents of a program that does not say which of its agents calls the model."""
+"""Names for a program's agents, if the program does not say which of them calls the model."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def agent_by_text(messages: Sequence[Mapping[str, Any]], texts: Mapping[str, str
 
 
 def agent_by_hash(messages: Sequence[Mapping[str, Any]]) -> str:
-    """Return `agent-HASH`, with the hash of the beginning of the system prompt; `agent` if there is no system prompt.
+    """Return `agent-HASH`, with a hash of the system prompt's beginning; `agent` if there is no system prompt.
 
     The hash is of the first line, up to 200 characters and without numbers. What follows often contains the date, the
     working folder or a list of files, which differ between episodes.

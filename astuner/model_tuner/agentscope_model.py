@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class AgentScopeModel(ChatModelBase):
-    """Answers the calls of AgentScope's agents with the model of one agent.
+    """Answers the calls from AgentScope's agents with one agent's model.
 
     `stream` is False. If it is set to True, the answer comes as a stream of one part.
     """

@@ -1,4 +1,4 @@
-"""The run's settings of LLM calls, and their combination with the parameters of a request."""
+"""The run's LLM call settings, and their combination with a request's parameters."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAMPLING_PARAMETERS = ("temperature", "top_p", "top_k", "presence_penalty", "fre
 
 @dataclass(frozen=True, slots=True)
 class CallSettings:
-    """Settings of an episode's LLM calls, from `rollout` and `data` of the configuration; lengths are in tokens.
+    """Settings for an episode's LLM calls, from `rollout` and `data` of the configuration; lengths are in tokens.
 
     `client_sampling` is `honour` or `override` (see `rollout.client_sampling`). `fixed_sampling` has the names of the
     parameters in which trained calls cannot differ from the run's settings. With `seeds_by_prompt`, the seed of a call
@@ -37,7 +37,7 @@ class CallSettings:
     seeds_by_prompt: bool = False
 
     def distribution(self, options: ChatOptions, *, trained: bool) -> tuple[dict[str, Any], tuple[str, ...]]:
-        """Return the values of `SAMPLING_PARAMETERS` for a call, and the names of the request's that were replaced.
+        """Return a call's values for `SAMPLING_PARAMETERS`, and the names of the request's values that were replaced.
 
         Args:
             options: the parameters of the request.

@@ -161,7 +161,7 @@ class ChatCodec:
     def message_at(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, position: int
     ) -> int:
-        """Return the index of the message that the token at `position` of the rendered `messages` belongs to."""
+        """Return the index of the message to which the token at `position` in the rendered `messages` belongs."""
         if self.renderer_name != "default":
             rendered = self._renderer.render(
                 list(messages), tools=list(tools) if tools else None, add_generation_prompt=True
@@ -246,7 +246,7 @@ class ChatCodec:
     def transcript(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
-        """Return the ids of a finished conversation, and whether each of them is trained (both of length N).
+        """Return a finished conversation's token ids, and whether each token is trained (both of length N).
 
         Trained are the thinking, text, tool calls and end tokens of the answers whose `weight` is not 0. The
         generation prompt, white space after the end token, and empty thinking that the template writes are not.
@@ -341,7 +341,7 @@ class ChatCodec:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def _rendered_length(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> int:
-        """Return the number of tokens of a conversation prefix; 0 if the template rejects the prefix."""
+        """Return the number of tokens in a conversation prefix; 0 if the template rejects the prefix."""
         try:
             return len(self._render(messages, tools, prompt=False))
         except TEMPLATE_ERRORS:

@@ -18,7 +18,7 @@ _PROBE = "probe"
 
 
 class AnswerForms:
-    """Builds the constraints of answers, in the format that the renderer of a model parses.
+    """Builds the constraints for answers, in the format that the model's renderer parses.
 
     Args:
         codec: the model's codec.

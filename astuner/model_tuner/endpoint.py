@@ -43,7 +43,7 @@ class EndpointOpener(Protocol):
         *,
         issues_keys: bool = False,
     ) -> OpenAiEndpoint:
-        """Return the endpoint of one agent of an episode. Thread-safe.
+        """Return an endpoint for one of the episode's agents. Thread-safe.
 
         With the key, its holder can get keys for the other agents of the episode if `issues_keys` is True.
 

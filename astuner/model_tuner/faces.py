@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ApiConnection:
-    """The arguments with which a client of OpenAI's API calls the model of one agent.
+    """The arguments with which an OpenAI API client calls one agent's model.
 
     Attributes:
         base_url, api_key: the address and the key.

@@ -17,7 +17,7 @@ _SHOWN_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The normalised messages of a request, or of a call's request and answer, with a digest of each message."""
+    """The normalised messages in a request, or in a call's request and answer, with a digest for each message."""
 
     messages: Sequence[Mapping[str, Any]]
     digests: Sequence[bytes]
@@ -65,7 +65,7 @@ class CallIndex:
     _by_answer: dict[tuple[bytes, bytes], _IndexedCall] = field(default_factory=dict)
 
     def add(self, call: LlmCall, conversation: Conversation, chain: Sequence[bytes]) -> None:
-        """Add a call; `chain` has a digest of each prefix of its conversation."""
+        """Add a call; `chain` has a digest for each prefix of its conversation."""
         indexed = _IndexedCall(call, conversation)
         self._by_prefix.update(dict.fromkeys(chain, indexed))
         self._by_answer.update(dict.fromkeys(_answer_keys(conversation, len(chain) - 1), indexed))

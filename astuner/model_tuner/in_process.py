@@ -30,7 +30,7 @@ _BASE_URL = "http://in-process.invalid/v1"
 
 
 class AsyncInProcessTransport(httpx.AsyncBaseTransport):
-    """Answers the requests of an `httpx.AsyncClient` with the model of one agent."""
+    """Answers an `httpx.AsyncClient`'s requests with one agent's model."""
 
     def __init__(self, model: AgentModel) -> None:
         """Answer with this model."""
@@ -47,7 +47,7 @@ class AsyncInProcessTransport(httpx.AsyncBaseTransport):
 
 
 class InProcessTransport(httpx.BaseTransport):
-    """Answers the requests of an `httpx.Client` with the model of one agent; the thread waits."""
+    """Answers an `httpx.Client`'s requests with one agent's model; the thread waits."""
 
     def __init__(self, model: AgentModel) -> None:
         """Answer with this model."""
@@ -132,7 +132,7 @@ def _json_response(
 
 
 class _EventStream(httpx.AsyncByteStream, httpx.SyncByteStream):
-    """The events of a streamed answer, and the end of the stream.
+    """A streamed answer's events, and the end of the stream.
 
     If the client closes the stream before it has read the last event, `on_cut` is called.
     """

@@ -38,7 +38,7 @@ def normalise(messages: Sequence[Message]) -> list[dict[str, Any]]:
 
 
 def digests(messages: Sequence[Mapping[str, Any]], known: Sequence[bytes] = ()) -> list[bytes]:
-    """Return the digest of each message of a conversation (see `message_digest`).
+    """Return a digest for each message in a conversation (see `message_digest`).
 
     A tool message is identified by the index of the tool call that it answers, not by the id, which frameworks choose.
 
@@ -72,7 +72,7 @@ def message_digest(message: Mapping[str, Any], answered_call: int | None = None)
 
 
 def has_same_reasoning(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether each message has the reasoning of the same message of `earlier`, or none."""
+    """Return whether each message has the reasoning that the same message has in `earlier`, or none."""
     return all(
         not new.get("reasoning_content") or new["reasoning_content"] == old.get("reasoning_content")
         for new, old in zip(messages, earlier, strict=False)

@@ -36,7 +36,7 @@ _CONNECT_SECONDS = 30.0
 
 
 class RemoteModelTuner(ModelFaces):
-    """A `ModelTuner` outside of the process of its episode. Every call goes through the gateway of the episode.
+    """A `ModelTuner` outside its episode's process. Every call goes through the episode's gateway.
 
     `ModelTuner` is unpickled as this class. The record and the limits are those of the episode.
     """
@@ -143,7 +143,7 @@ def _reject_debug_model(debug_model: DebugModel | None) -> None:
 
 
 def _raise_error(response: httpx.Response) -> NoReturn:
-    """Raise the error of `ModelTuner.chat` that a response of the gateway stands for."""
+    """Raise the `ModelTuner.chat` error that the gateway's response stands for."""
     try:
         error = response.json()["error"]
         message, code, name = str(error["message"]), error["code"], error["param"]

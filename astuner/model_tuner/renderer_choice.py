@@ -1,4 +1,4 @@
-"""The choice of a renderer for a tokenizer, and the text of a chat template that `renderers` does not support."""
+"""Chooses a tokenizer's renderer, and the text for a chat template that `renderers` does not support."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def choose_renderer(tokenizer: Any, choice: str | Mapping[str, Any]) -> ChosenRe
 
 
 def _renderer_config(options: Mapping[str, Any], choice: str | Mapping[str, Any]) -> Any:
-    """Return the configuration of a renderer, an object of the `renderers` package."""
+    """Return a renderer's configuration, an object from the `renderers` package."""
     import renderers
     from renderers.base import MODEL_RENDERER_MAP
 
@@ -140,7 +140,7 @@ def _detect_renderer(tokenizer: Any) -> dict[str, Any]:
 
 
 def _template_text(tokenizer: Any) -> str:
-    """Return the chat template; of several, the one for tools, and otherwise all of them."""
+    """Return the chat template; if there are several, the one for tools, and otherwise all of them."""
     template = getattr(tokenizer, "chat_template", None)
     if isinstance(template, Mapping):
         return str(template.get("tool_use") or "\n".join(map(str, template.values())))
@@ -181,7 +181,7 @@ class TemplateText:
 
     @cached_property
     def _needs_arguments_as_text(self) -> bool:
-        """Whether the chat template needs the arguments of a tool call as JSON text instead of a mapping.
+        """Whether the chat template needs a tool call's arguments as JSON text instead of a mapping.
 
         A template writes `arguments | tojson`, loops over `arguments`, or concatenates them. Only the last form needs
         text.

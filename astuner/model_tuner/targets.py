@@ -175,7 +175,7 @@ async def call_debug_model(
     tools: Sequence[Mapping[str, Any]] | None,
     parameters: Mapping[str, Any],
 ) -> ExternalAnswer:
-    """Return the answer of an AgentScope chat model, which receives the parameters of the request.
+    """Return the answer from an AgentScope chat model, which receives the request's parameters.
 
     Raises:
         WorkflowError: the model did not return a `ChatResponse`.

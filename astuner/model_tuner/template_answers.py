@@ -37,7 +37,7 @@ class TemplateAnswers:
         encode: Callable[[str], list[int]],
         decode: Callable[[Sequence[int]], str],
     ) -> tuple[list[int], list[bool]]:
-        """Return the ids of a conversation, and whether each of them is trained (both of length N).
+        """Return a conversation's token ids, and whether each token is trained (both of length N).
 
         Answers are trained, unless their `weight` is 0.
 

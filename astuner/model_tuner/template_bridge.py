@@ -100,7 +100,7 @@ class TemplateBridge:
             return False
 
     def _end(self, ids: Sequence[int], ends: Collection[int]) -> int | None:
-        """Return the index of the first of `ends` after the sentinel; None unless the sentinel occurs exactly once."""
+        """Return the index of the first `ends` id after the sentinel; None unless the sentinel occurs exactly once."""
         if self.decode(ids).count(SENTINEL) != 1:
             return None
         start = 0

@@ -1,4 +1,4 @@
-"""Storage of the tokens and messages of an episode's calls: what a call shares with an earlier one is kept once."""
+"""Stores the tokens and messages in an episode's calls: what a call shares with an earlier one is kept once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parsers of tool calls in the text of an answer, for chat templates that `renderers` does not support.
+"""Parsers for tool calls in an answer's text, for chat templates that `renderers` does not support.
 
 The parsers of `renderers` need the delimiters as single tokens of the vocabulary, and treat every text argument of the
 XML formats as malformed. These read the decoded text, and leave the types of XML arguments to the tool's schema.
@@ -270,7 +270,7 @@ class HarmonyReasoningParser:
     tokenizer: Any
 
     def extract(self, text: str) -> tuple[str | None, str]:
-        """Return the text of the channel `analysis`, None if there is none, and that of the other channels."""
+        """Return the text in the channel `analysis`, None if there is none, and the text in the other channels."""
         messages = re.findall(
             r"<\|channel\|>(\w+)[^<]*<\|message\|>(.*?)(?=<\|(?:end|start|return)\|>|\Z)", text, re.DOTALL
         )
@@ -280,7 +280,7 @@ class HarmonyReasoningParser:
 
 @dataclass(frozen=True)
 class TextToolParser:
-    """Extracts the tool calls of one format from the tokens of an answer."""
+    """Extracts tool calls in one format from an answer's tokens."""
 
     known: ToolFormat
     tokenizer: Any

@@ -138,7 +138,7 @@ class ModelTuner(ModelFaces):
     def count_prompt_tokens(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
     ) -> int:
-        """Return the number of tokens of the prompt of a request. For the errors, see `chat`."""
+        """Return the number of tokens in a request's prompt. For the errors, see `chat`."""
         shown = None if self._settings.disable_tools else shown_tools(tools)
         return len(self._history.prompt(normalise(messages), shown, tools_hash(shown)).token_ids)
 
@@ -286,7 +286,7 @@ class ModelTuner(ModelFaces):
         options: ChatOptions,
         call_fields: Mapping[str, Any],
     ) -> ChatAnswer:
-        """Return the answers of the model of a frozen target."""
+        """Return the answers from a frozen target's model."""
         if options.logprobs:
             raise UnsupportedParameterError(
                 f"logprobs is supported for the model in training only, and target {call_fields['target_tag']!r} has "
@@ -328,7 +328,7 @@ class ModelTuner(ModelFaces):
             del self._open_calls[call]
 
     async def _start_calls(self, count: int) -> None:
-        """Count new calls of the episode, or raise the error of the call limit."""
+        """Count the episode's new calls, or raise the call limit's error."""
         with self._lock:
             started = self._calls_started
             if started + count <= self._settings.max_calls:
@@ -366,7 +366,7 @@ class ModelTuner(ModelFaces):
         )
 
     def _call_seed(self, options: ChatOptions, index: int, prompt_ids: Sequence[int]) -> int:
-        """Return the seed of answer `index` of a request with this prompt."""
+        """Return the seed for answer `index` to a request with this prompt."""
         prompt = (hash(tuple(prompt_ids)),) if self._settings.seeds_by_prompt else ()
         with self._lock:
             self._calls_by_prompt[prompt] += 1

@@ -24,7 +24,7 @@ _STARTING_SECONDS = 1.0
 
 
 def main() -> None:
-    """Wait for the death of the process, then end the processes of its episodes."""
+    """Wait until the process has died, then end its episodes' processes."""
     pid, token, since = int(sys.argv[1]), sys.argv[2], float(sys.argv[3])
     owners = ProcessOwners(sys.stdin.fileno(), pid, token, since)
     orphans: dict[psutil.Process, None] = {}

@@ -136,7 +136,7 @@ def episode_processes_set(processes: EpisodeProcesses | None) -> Iterator[None]:
 
 
 class _Tracker:
-    """The processes of all episodes of this process."""
+    """The processes that belong to this process's episodes."""
 
     def __init__(self) -> None:
         outer = os.environ.get(MARK)
@@ -200,7 +200,7 @@ class _Tracker:
                 remove_folder(episode.folders.pop())
 
     def end_all(self) -> None:
-        """End the processes of active episodes and of those whose processes another thread is ending."""
+        """End the active episodes' processes, and those that another thread is ending."""
         self.end(list(self.active.values()))
         with self.lock:
             interrupted = list(self._ending.values())
@@ -359,7 +359,7 @@ def end_all_episodes() -> None:
 
 
 def before_start() -> str | None:
-    """Prepare for the start of a process; return its value of `ASTUNER_EPISODE`, None outside of episodes.
+    """Prepare to start a process; return its value of `ASTUNER_EPISODE`, None outside episodes.
 
     Raises:
         ProcessLookupError: the caller's episode has ended.

@@ -154,7 +154,7 @@ def _unused_processes_omitted(settings: Mapping[str, Any]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _own_process_groups() -> Iterator[None]:
-    """Make Ray start the processes of its head in process groups of their own.
+    """Make Ray start its head's processes in their own process groups.
 
     A terminal or a scheduler may signal the run's whole process group. Ray must not end before a checkpoint is written.
     """
@@ -239,7 +239,7 @@ def find_ray(address: str, timeout: float = 60.0) -> str:
 
 
 def find_gpus(address: str, timeout: float = 60.0) -> list[str]:
-    """Return the types of the GPUs that the nodes of a running Ray instance have, without connecting this process.
+    """Return the GPU types that the nodes in a running Ray instance have, without connecting this process.
 
     Args:
         address: `trainer_common.ray_address`: `host:port` or `auto`.
@@ -257,7 +257,7 @@ def find_gpus(address: str, timeout: float = 60.0) -> list[str]:
 
 
 def _gpu_types(nodes: Iterable[Mapping[str, float]]) -> list[str]:
-    """Return the types of GPUs among the resources of nodes.
+    """Return the GPU types among the nodes' resources.
 
     Ray names the type of the GPUs that a node really has, and not of those that a node on a CPU declares (`ray start
     --num-gpus=1`). It also names the type of other accelerators, of nodes without GPUs.

@@ -35,7 +35,7 @@ LEAST_CPUS = 64
 
 @contextlib.contextmanager
 def environment_set(variables: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Set variables during the block, except those that the user has set; yield the values of all of them."""
+    """Set variables during the block, except those that the user has set; yield the values of all variables."""
     added = variables.keys() - os.environ.keys()
     temporary = added if TOKEN_MODE in os.environ else added | {TOKEN_MODE}
     os.environ.update({name: variables[name] for name in added})

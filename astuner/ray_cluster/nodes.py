@@ -56,7 +56,7 @@ def living_nodes() -> dict[str, str]:
 
 
 def _lost_nodes(nodes: Mapping[str, str]) -> tuple[list[str], int]:
-    """Return the addresses of those of `nodes` that are lost, and the number of the cluster's living nodes."""
+    """Return the lost nodes' addresses among `nodes`, and the number of living nodes in the cluster."""
     until = time.monotonic() + _DETECTION_SECONDS
     while True:
         living = living_nodes()
@@ -68,7 +68,7 @@ def _lost_nodes(nodes: Mapping[str, str]) -> tuple[list[str], int]:
 
 
 def node_loss_message(lost: list[str], left: int, failure: str) -> str:
-    """Return the message of a run that ended after the loss of nodes.
+    """Return the message for a run that ended after losing nodes.
 
     Args:
         lost: addresses of the lost nodes.
@@ -105,7 +105,7 @@ def override_actor_options(overrides: Callable[[str, Any], dict[str, Any]]) -> C
 
 
 def on_this_node() -> dict[str, Any]:
-    """Return the options of an actor that runs on the node of this process and reserves none of its CPUs.
+    """Return the options for an actor that runs on this process's node and reserves none of its CPUs.
 
     By default, Ray starts an actor that reserves nothing on a random node, and the loss of that node would end the run.
     An actor that reserves a CPU could not start on a node without a free CPU.

@@ -55,7 +55,7 @@ def session_guard(folder: str) -> Iterator[None]:
 
 
 def main() -> None:
-    """Wait for the death of the run, then end the processes of its Ray instance and remove the folder."""
+    """Wait until the run has died, then end its Ray instance's processes and remove the folder."""
     run, folder = int(sys.argv[1]), sys.argv[2]
     seen: set[psutil.Process] = set()
     while os.getppid() == run:

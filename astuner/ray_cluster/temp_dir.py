@@ -119,7 +119,7 @@ def _create_locked(home: Path, stack: contextlib.ExitStack) -> Path:
 
 
 def remove_ray_temp_dir(folder: Path) -> None:
-    """Remove the folder of a run, its lock, and the folder of all runs if this was the last one.
+    """Remove a run's folder, its lock, and the folder for all runs if this was the last one.
 
     Ray's processes end shortly after their run, and may write into its folder meanwhile.
     """

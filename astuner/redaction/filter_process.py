@@ -65,7 +65,7 @@ class _Channel:
         self._write(self._stream.flush(patient=self._idle < _PATIENCE_SECONDS))
 
     def finish(self) -> None:
-        """Write the remaining text of the descriptor and of the stream."""
+        """Write the remaining text from the descriptor and the stream."""
         while self.is_open and (chunk := self.read()) is not None:
             self.show(chunk)
         self._write(self._stream.finish())
@@ -81,7 +81,7 @@ class _Channel:
                     select.select([], [self._target], [])
 
     def copy_window_size(self) -> None:
-        """Set the size of the pseudo-terminal to that of the terminal."""
+        """Set the pseudo-terminal's size to the terminal's."""
         with suppress(OSError):
             size = fcntl.ioctl(self._target, termios.TIOCGWINSZ, b"\0" * 8)
             fcntl.ioctl(self.source, termios.TIOCSWINSZ, size)

@@ -129,7 +129,7 @@ def _assigned(text: str) -> Iterator[Span]:
 
 
 def holds_credential(name: str, value: str) -> bool:
-    """Return whether a field of data has the name of a secret and a value that looks like one."""
+    """Return whether a data field has a secret's name and a value that looks like one."""
     return is_secret_setting(name) and looks_like_credential(value, needs_digit=True)
 
 

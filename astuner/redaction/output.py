@@ -216,7 +216,7 @@ def _start_filter(saved: dict[int, int], stack: contextlib.ExitStack) -> int:
 
 
 def _terminal_like(terminal: int) -> tuple[int, int]:
-    """Return the two sides of a pseudo-terminal that has the size of `terminal` and passes text on unchanged."""
+    """Return the two sides of a pseudo-terminal that is as large as `terminal` and passes text on unchanged."""
     reader, writer = os.openpty()
     tty.setraw(writer)
     with contextlib.suppress(OSError):

@@ -276,7 +276,7 @@ def _encodings(text: str) -> set[str]:
 
 
 def _base64_forms(data: bytes) -> Iterator[str]:
-    """Yield the Base64 of `data` at each of the three positions that it may have within other data."""
+    """Yield the Base64 of `data` at each position (three in all) that it may have within other data."""
     for offset in range(3):
         encoded = base64.b64encode(bytes(offset) + data).decode()
         # Only the characters that no other byte determines.

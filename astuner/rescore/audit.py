@@ -1,4 +1,4 @@
-"""Audit of a reward with a held-out judge, for signs of reward hacking.
+"""Audits a reward with a held-out judge, for signs of reward hacking.
 
 A policy that exploits its judge raises the reward while a judge that it was not trained with sees no improvement, as in
 "Scaling Laws for Reward Model Overoptimization" (arXiv:2210.10760).
@@ -76,7 +76,7 @@ def _change(before: Sequence[float], after: Sequence[float]) -> float:
 
 
 def _standard_error(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the standard error of the difference of two means."""
+    """Return the standard error of the difference between two means."""
     return math.sqrt(sum(_variance(values) / len(values) for values in (before, after)))
 
 

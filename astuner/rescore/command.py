@@ -65,7 +65,7 @@ class RescoreOptions:
 
 
 def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
-    """Score the episodes of a run with another judge, write the comparison of the rewards, and print it on stdout.
+    """Score a run's episodes with another judge, write the comparison of the rewards, and print it on stdout.
 
     Args:
         run: The run's folder, or its name under `exp_dir`.

@@ -1,4 +1,4 @@
-"""Comparison of the recorded rewards with those of another judge."""
+"""Compares the recorded rewards with another judge's."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _Advantages = dict[str, tuple[float, dict[str, float]]]
 def compare(
     config: AstunerConfig, algorithm: Algorithm, judged: Sequence[JudgedEpisode]
 ) -> tuple[list[RescoredStep], list[RescoredEpisode]]:
-    """Return the comparison of each step, in ascending order, and that of each episode, in the given order.
+    """Return a comparison for each step, in ascending order, and for each episode, in the given order.
 
     The advantages before and after are both computed from the rewards with the run's algorithm, as if the step was
     trained on these episodes. They contain no KL penalty, which depends on the reference model.

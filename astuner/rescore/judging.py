@@ -98,7 +98,7 @@ def judge_episodes(
 async def _score_all(
     judge: BaseJudge, episodes: Sequence[JudgeInput], timeout: float, jobs: int
 ) -> list[Judgement | EpisodeError]:
-    """Return the judgement of each episode, or the error of the judge. A synchronous judge runs in `jobs` threads."""
+    """Return each episode's judgement, or the judge's error. A synchronous judge runs in `jobs` threads."""
     if isinstance(judge, BaseGroupJudge):
         return await _score_groups(judge, episodes, timeout, jobs)
     pairs = [(each.task, each.output) for each in episodes]

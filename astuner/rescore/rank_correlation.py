@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 
 def kendall_tau(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Return Kendall's tau-b of two sequences of equal length, which accounts for ties.
+    """Return Kendall's tau-b for two equally long sequences; it accounts for ties.
 
     Computed in O(n log n) as in Knight, "A Computer Method for Calculating Kendall's Tau with Ungrouped Data" (1966):
     the discordant pairs are the inversions of `right` after sorting by `left`, and by `right` among equal values.

@@ -19,7 +19,7 @@ _MAX_EPISODES = 10
 
 
 def print_rescore(console: Console, rescore: Rescore, folder: Path) -> None:
-    """Print the comparison of a run's rewards with those of another judge."""
+    """Print the comparison between a run's rewards and another judge's."""
     console.print(f"[bold]{escape(rescore.run)}[/], judged by {escape(rescore.judge)}", soft_wrap=True)
     console.print()
     facts = Table.grid(padding=(0, 2))

@@ -14,7 +14,7 @@ _MAX_BLOCKS = 100_000
 
 
 def answer_of(episode: Episode) -> str:
-    """Return the answer of an episode: `final_answer` of the workflow's metadata, or the text of the last LLM call.
+    """Return an episode's answer: `final_answer` in the workflow's metadata, or the text of the last LLM call.
 
     Empty if the episode has neither.
     """
@@ -23,7 +23,7 @@ def answer_of(episode: Episode) -> str:
 
 
 def without_blocks(answer: str) -> str:
-    """Return the text of an answer that a workflow made with `str` of a message's content blocks.
+    """Return the text in an answer that a workflow made with `str` from a message's content blocks.
 
     AgentScope's messages have such contents: `[{'type': 'text', 'text': '42'}]`. Other answers are returned as given.
     """
@@ -36,14 +36,14 @@ def without_blocks(answer: str) -> str:
 
 
 def last_text(episode: Episode) -> str:
-    """Return the text of the last message of the last call; empty if there is none."""
+    """Return the text of the last call's last message; empty if there is none."""
     answered = [call for call in episode.calls if call.messages]
     message = answered[-1].messages[-1] if answered else None
     return message_text(message.get("content")) if isinstance(message, Mapping) else ""
 
 
 def message_text(content: object) -> str:
-    """Return the text of a message's content in the format of the chat API."""
+    """Return the text in a message's content, which is in the chat API's format."""
     if isinstance(content, str):
         return content
     if isinstance(content, list):

@@ -1,4 +1,4 @@
-"""The base class of environments of Gymnasium, with text for actions and observations."""
+"""The base class for Gymnasium environments, with text for actions and observations."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class GymnasiumEnvironment(SeededEnvironment):
         return gymnasium.make(self.env_id, disable_env_checker=True, **{**settings, **self._options})
 
     def opened(self, seed: int, env: Any = None) -> tuple[Any, Any]:
-        """Return a `gymnasium.Env` at the start of the task of a seed, and its first observation.
+        """Return a `gymnasium.Env` at the start of a seed's task, and its first observation.
 
         Args:
             seed: the seed.
@@ -110,7 +110,7 @@ class GymnasiumEnvironment(SeededEnvironment):
         return env, observation
 
     def generate(self, seed: int) -> SeededTask:
-        """Return the task of a seed, with the text of its first observation as the content."""
+        """Return a seed's task, with its first observation's text as the content."""
         env, observation = self.opened(seed, self._shown)
         self._shown = env  # creating one takes longer than resetting it
         return SeededTask(seed, self.content(env, observation), (self.instruction(env), self.step_limit(env)))
@@ -281,7 +281,7 @@ def _flat(space: Any) -> list[Any]:
 
 
 def _value_text(space: Any, value: Any) -> str:
-    """Return the text of a value of a space."""
+    """Return the text for a value in a space."""
     if isinstance(space, spaces.Dict):
         return "\n".join(f"{name}: {_value_text(space[name], value[name])}" for name in space.spaces)
     if isinstance(space, spaces.Tuple):

@@ -151,7 +151,7 @@ class _BoundedBot(BabyAIBot):  # type: ignore[misc]
 
 
 def describe_view(world: Any) -> str:
-    """Return a description of what the agent of a `MiniGridEnv` sees and carries."""
+    """Describe what the agent of a `MiniGridEnv` sees and carries."""
     view, visible = world.gen_obs_grid()
     middle, front = view.width // 2, view.height - 1
     seen: list[tuple[int, str]] = []

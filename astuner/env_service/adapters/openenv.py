@@ -209,7 +209,7 @@ class OpenEnvEnvironment(Environment):
         ]
 
     def _ask(self, kind: str, data: Mapping[str, Any]) -> dict[str, Any]:
-        """Send a message of the session, and return the data of the answer; an error has the key `code`."""
+        """Send a message in the session, and return the answer's data; an error has the key `code`."""
         if self._socket is None:
             raise EnvError("the instance has no session: it was not reset, or is closed")
         try:

@@ -60,7 +60,7 @@ def create(name: str, params: Mapping[str, Any]) -> SeededEnvironment:
 
 
 class ReasoningGymEnvironment(SeededEnvironment):
-    """The questions of a generator of Reasoning Gym, scored by its own `score_answer`."""
+    """A Reasoning Gym generator's questions, scored by its own `score_answer`."""
 
     def __init__(
         self, name: str, train_tasks: int = 1000, validation_tasks: int = 100, seed: int = 0, **config: Any

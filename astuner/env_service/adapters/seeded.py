@@ -157,7 +157,7 @@ class SeededEnvironment(Environment):
         return self._counts[split]
 
     def _search(self, split: str, task_id: str) -> SeededTask:
-        """Return the first task among those of the seeds of `task_id` whose content belongs to the split."""
+        """Return the first task among the seeds of `task_id` whose content belongs to the split."""
         count = self._count(split)
         if not (task_id.isdecimal() and task_id.isascii() and str(int(task_id)) == task_id and int(task_id) < count):
             raise EnvError(
@@ -180,7 +180,7 @@ class SeededEnvironment(Environment):
 
 
 def chosen_action(action: Action, form: str, names: Sequence[str], *, tool: str, argument: str) -> str:
-    """Return the text of an action, which may be a call of the environment's tool.
+    """Return an action's text; the action may be a call to the environment's tool.
 
     Args:
         action: a text, or a tool call.

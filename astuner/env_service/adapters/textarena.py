@@ -123,7 +123,7 @@ class TextArenaGame(Environment):
 
     @property
     def num_players(self) -> int:
-        """The number of players of the task that was started."""
+        """The number of players in the started task."""
         return int(self._game.state.num_players)
 
     def reset(self, split: str, task_id: str, seed: int) -> Observation:
@@ -255,7 +255,7 @@ def _kind() -> Any:
 
 
 def _legal_actions(text: str) -> tuple[str, ...]:
-    """Return the actions of the last list of legal ones in an observation, as the game writes them."""
+    """Return the actions from an observation's last list of legal ones, as the game writes them."""
     listings = _LISTING.findall(text)
     if not listings:
         return ()
@@ -276,7 +276,7 @@ def _plain(values: Any) -> Any:
 
 
 def _reference(game: str, state: Any) -> Reference | None:
-    """Return the solution of a task, of the games that know it."""
+    """Return a task's solution, for games that know it."""
     secrets: dict[str, Callable[[Mapping[str, Any]], Sequence[str]]] = {
         "GuessTheNumber": lambda values: [str(values["game_number"])],
         "Mastermind": lambda values: [" ".join(map(str, values["secret_code"]))],

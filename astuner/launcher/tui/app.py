@@ -86,7 +86,7 @@ class TerminalViewer(App[None]):
         self.first_screens = 2  # the application's own screen is below the first one
 
     def on_mount(self) -> None:
-        """Show the runs, or the only run of the folder of a run."""
+        """Show the runs, or the only run if the folder is a run's folder."""
         runs = self.indexes.runs.all()
         is_run = list(runs.values()) == [self.folder]
         self.push_screen(RunScreen(next(iter(runs))) if is_run else RunsScreen())

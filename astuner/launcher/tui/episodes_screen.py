@@ -119,7 +119,7 @@ def _episode_cells(row: dict[str, Any], width: int) -> list[Text]:
 
 
 def _ends(text: str, width: int) -> Text:
-    """Return the beginning and the end of a text, because the questions of many tasks begin alike."""
+    """Return a text's beginning and end, because the questions of many tasks begin alike."""
     line = cell(text)
     if line.cell_len <= width:
         return line

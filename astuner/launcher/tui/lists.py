@@ -1,4 +1,4 @@
-"""The base of the screens that list something, and the texts of their cells."""
+"""The base class for screens with a list, and the texts in their cells."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ class RunScreen(ListScreen):
 
 
 def _metric_lines(series: Mapping[str, Sequence[Sequence[float | None]]]) -> Iterator[Text]:
-    """Yield a line with the curve of each of the main metrics."""
+    """Yield a line with the curve for each main metric."""
     for name in _METRICS:
         values = [value for _, _, value in series.get(name, ()) if value is not None]
         if values:

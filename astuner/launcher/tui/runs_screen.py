@@ -1,4 +1,4 @@
-"""The list of the runs of a folder."""
+"""The list of runs in a folder."""
 
 from __future__ import annotations
 

@@ -125,7 +125,7 @@ class TranscriptScreen(Screen[None]):
 
 
 def _transcript_lines(recorded: RecordedEpisode, config: Mapping[str, Any], width: int) -> Iterator[Text]:
-    """Yield the verdict and the transcript of an episode, as lines of `width` columns."""
+    """Yield an episode's verdict and transcript, as lines of `width` columns."""
     episode = recorded.episode
     verdict = verdict_view(episode, config)
     facts: dict[str, Any] = {f"expected {name}": value for name, value in verdict["expected"].items()}

@@ -114,7 +114,7 @@ class EmbeddedEngine:
 
     @property
     def max_model_len(self) -> int:
-        """Maximum number of tokens of a request, prompt and completion together."""
+        """Maximum number of tokens in a request, prompt and completion together."""
         return self._max_model_len
 
     @property
@@ -194,7 +194,7 @@ class EmbeddedEngine:
                 raise ModelError(str(self._failure)) from self._failure.__cause__
 
     def free_cache(self) -> None:
-        """Release the memory of the prefix cache and of idle lanes, if it is large and no request is running."""
+        """Release the memory that the prefix cache and idle lanes take, if it is large and no request is running."""
         self._post(self._free_cache)
 
     def close(self) -> None:

@@ -46,7 +46,7 @@ def fallback_forward(model: PreTrainedModel) -> Forward:
 
 
 def _logit_difference(cached: CachedFallback, uncached: UncachedFallback) -> float:
-    """Return the largest difference of logits on sequences of unequal length, relative to their standard deviation."""
+    """Return the largest logit difference on unequally long sequences, relative to the logits' standard deviation."""
     sequences = [[(7 * i + n) % cached.vocab_size for i in range(n)] for n in _TRIAL_LENGTHS]
     shape = cached.kv_shape
     kv = torch.zeros(1, len(sequences), 1, max(_TRIAL_LENGTHS), shape.width, dtype=shape.dtype, device=shape.device)

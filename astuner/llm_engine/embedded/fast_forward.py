@@ -49,7 +49,7 @@ def joins_weights(model: PreTrainedModel, device: torch.device) -> bool:
 
 
 def kv_shape(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> KvShape:
-    """Return the shape of the cache of a token."""
+    """Return the shape of one token's cache."""
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -311,7 +311,7 @@ class FastForward:
         return torch.unflatten(x, 1, (-1, group)).transpose(0, 1).flatten(0, 1)
 
     def _attend_chunk(self, q: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
-        """Return the attention of n consecutive tokens of one sequence, [n, heads × head_dim].
+        """Return the attention for n consecutive tokens in one sequence, [n, heads × head_dim].
 
         Args:
             q: [n, heads, head_dim].

@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class KvShape:
-    """Shape, dtype and device of the cache of one token.
+    """Shape, dtype and device of one token's cache.
 
     Attributes:
         planes: leading axis, e.g. keys and values of each layer.
@@ -55,7 +55,7 @@ class PrefillChunk:
 
 @dataclass(frozen=True, slots=True)
 class LaneGroup:
-    """Lanes of equal capacity, to each of which one token is appended.
+    """Lanes with equal capacity; one token is appended to each.
 
     Attributes:
         kv: [planes, n, heads, capacity, width]; lane `i` is filled up to position `len(sequences[i]) - 2`.
@@ -73,7 +73,7 @@ class Forward(Protocol):
 
     @property
     def kv_shape(self) -> KvShape:
-        """Shape of the cache of one token."""
+        """Shape of one token's cache."""
         ...
 
     @property

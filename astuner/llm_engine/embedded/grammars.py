@@ -63,7 +63,7 @@ class GrammarCompiler:
         self._by_ends: dict[tuple[int, ...], Any] = {}
 
     def matcher(self, constraint: OutputConstraint, end_ids: Sequence[int]) -> GrammarMatcher:
-        """Return a matcher at the beginning of the text of a constraint.
+        """Return a matcher at the beginning of a constraint's text.
 
         Args:
             constraint: the constraint.

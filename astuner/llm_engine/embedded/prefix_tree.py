@@ -52,7 +52,7 @@ class PrefixTree:
         self._num_tokens = 0
 
     def match(self, token_ids: Sequence[int]) -> list[Tensor]:
-        """Return the cache of the longest cached prefix of `token_ids`: tensors [planes, heads, n, width], in order."""
+        """Return the cache for the longest cached prefix of `token_ids`: tensors [planes, heads, n, width] in order."""
         path, used = self._walk(np.asarray(token_ids, dtype=np.int64))
         pieces = [node.kv for node in path if node.kv is not None]
         if pieces and used < len(path[-1].ids):
@@ -84,7 +84,7 @@ class PrefixTree:
         self._num_tokens += missing
 
     def _walk(self, ids: TokenArray) -> tuple[list[_Node], int]:
-        """Return the nodes of the longest cached prefix, root first, and the number of ids of the last node in it."""
+        """Return the nodes in the longest cached prefix, root first, and how many of the last node's ids are in it."""
         self._clock += 1
         node, path, position = self._root, [self._root], 0
         while position < len(ids) and (child := node.children.get(int(ids[position]))) is not None:

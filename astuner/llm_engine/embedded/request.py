@@ -107,7 +107,7 @@ class Request:
 
 
 def draw_key(seed: int | None) -> int:
-    """Return a 64-bit key: a hash of `seed`, or a random number of the system if it is None."""
+    """Return a 64-bit key: a hash of `seed`, or a random number from the system if it is None."""
     if seed is None:
         return secrets.randbits(64)
     return int.from_bytes(hashlib.blake2b(str(seed).encode(), digest_size=8).digest(), "little")

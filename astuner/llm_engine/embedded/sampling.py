@@ -33,7 +33,7 @@ def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[
 
 
 class BatchSampler:
-    """Samples one token per call for each of a fixed list of requests.
+    """Samples one token per call for each request in a fixed list.
 
     Uses inverse-CDF sampling, which takes a third of the time of `torch.multinomial`'s exponential trick on a CPU.
     """

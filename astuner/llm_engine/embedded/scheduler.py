@@ -191,14 +191,14 @@ class Scheduler:
 
     @staticmethod
     def _worth_waiting_for(other: Request | None, request: Request, start: int) -> bool:
-        """Return whether `other`, now in prefill, computes at least half of the tokens of `request` from `start` on."""
+        """Return whether `other`, now in prefill, computes at least half of the request's tokens from `start` on."""
         if other is None:
             return False
         half = start + (len(request.tokens) - start + 1) // 2
         return half <= len(other.tokens) and other.tokens[:half] == request.tokens[:half]
 
     def _prefill(self) -> None:
-        """Compute one pass of the requests in prefill, in the order of their admission."""
+        """Compute one pass over the requests in prefill, in the order of their admission."""
         chunks: list[PrefillChunk] = []
         room = self._prefill_tokens
         for request, start in self._prefilling.items():

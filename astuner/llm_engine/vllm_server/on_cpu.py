@@ -33,7 +33,7 @@ def check_head_size(model_path: str, model_config: Any) -> None:
 
 
 def cache_bytes(model_config: Any, length: int, sequences: int, itemsize: int) -> int:
-    """Return the size of a KV cache for `sequences` requests of `length` tokens, in bytes.
+    """Return a KV cache's size for `sequences` requests with `length` tokens each, in bytes.
 
     The size is at most 4 GiB, but always sufficient for a single request.
 

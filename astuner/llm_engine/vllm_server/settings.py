@@ -212,7 +212,7 @@ def _usable_gpus(tensor_parallel_size: int) -> int:
 
 
 def _fingerprint(model_path: str) -> str:
-    """Return a hash of the names, sizes and times of a model's files, or the commit of a model in the hub's cache."""
+    """Return a hash over the names, sizes and times of a model's files, or a model's commit in the hub's cache."""
     folder = Path(model_path)
     if not folder.is_dir():
         from huggingface_hub import try_to_load_from_cache

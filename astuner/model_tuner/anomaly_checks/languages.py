@@ -1,4 +1,4 @@
-"""A change of the language in the middle of a paragraph."""
+"""Finds a change of language in mid-paragraph."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _NO_WORD = re.compile(r"[0-9+/=_\\<>{}\[\]%&$#@^|~]|^[A-Z]{2,5}$")
 
 
 class RandomLetters(AnomalyCheck):
-    """Finds Latin letters without the frequencies of pairs of letters that languages and code have."""
+    """Finds Latin letters whose letter pairs lack the frequencies that languages and code have."""
 
     name = "random_letters"
 

@@ -24,7 +24,7 @@ NONSENSE = ("broken_characters", "repetition", "random_letters", "word_salad", "
 
 
 def find_anomaly(answer: CheckedAnswer, checklist: Iterable[str]) -> tuple[str, str] | None:
-    """Return the name of the first check that an answer fails, with a description of the fault; None for a good one.
+    """Return the name of the first check that an answer fails, with the fault's description; None for a good answer.
 
     Args:
         answer: The answer.

@@ -41,7 +41,7 @@ _EAST_ASIAN = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")
 
 
 class MixedScripts(AnomalyCheck):
-    """Finds neighbouring words, or letters of one word, of many scripts."""
+    """Finds neighbouring words, or letters in one word, that come from many scripts."""
 
     name = "mixed_scripts"
 

@@ -35,7 +35,7 @@ class WordSalad(AnomalyCheck):
     name = "word_salad"
 
     def find(self, answer: CheckedAnswer) -> str | None:
-        """Return a fault if a clause of many words has almost no function words of 25 languages."""
+        """Return a fault if a clause with many words has almost no function words from 25 languages."""
         for clause in re.split(r"[^\w\s'’-]+|\n+|\d+", answer.text):
             words = [word for word in clause.lower().split() if any(map(str.isalpha, word))]
             is_latin = all(char.isascii() or "LATIN" in unicodedata.name(char, "") for char in clause if char.isalpha())
@@ -48,5 +48,5 @@ class WordSalad(AnomalyCheck):
 
 
 def count_function_words(words: Iterable[str]) -> int:
-    """Return how many of some words in lower case are function words of a language with Latin letters."""
+    """Return how many of some lower-case words are function words in a language with Latin letters."""
     return sum(word in _FUNCTION_WORDS for word in words)

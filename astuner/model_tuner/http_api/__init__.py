@@ -1,1 +1,1 @@
-"""Requests and responses of the HTTP APIs of OpenAI and Anthropic."""
+"""Requests and responses for the OpenAI and Anthropic HTTP APIs."""

@@ -47,7 +47,7 @@ _ERROR_TYPES = {
 
 
 def parse_messages_request(body: object) -> ChatRequest:
-    """Return the request of a body of `/v1/messages`.
+    """Return the request in a `/v1/messages` body.
 
     A parameter that is null counts as absent. `metadata`, `service_tier` and `cache_control` have no effect.
 
@@ -62,7 +62,7 @@ def parse_messages_request(body: object) -> ChatRequest:
 
 
 def parse_count_request(body: object) -> ChatRequest:
-    """Return the request of a body of `/v1/messages/count_tokens`.
+    """Return the request in a `/v1/messages/count_tokens` body.
 
     Raises:
         InvalidRequestError: a parameter is missing or invalid.
@@ -87,7 +87,7 @@ def to_messages_response(answers: Sequence[ChatAnswer], model: str) -> dict[str,
 
 
 def to_messages_events(answers: Sequence[ChatAnswer], model: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names and the data of the events of a streamed answer; the arguments are those of the response."""
+    """Yield the names and the data of a streamed answer's events; the arguments are those for the response."""
     (answer,) = answers
     usage = _usage(answer)
     start = _head(answer, model) | {"content": [], "stop_reason": None, "stop_sequence": None}

@@ -1,4 +1,4 @@
-"""Errors of the HTTP APIs, and the statuses and codes of astuner's errors."""
+"""Errors in the HTTP APIs, and the statuses and codes of astuner's errors."""
 
 from __future__ import annotations
 

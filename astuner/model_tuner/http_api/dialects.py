@@ -88,7 +88,7 @@ def to_json(content: Mapping[str, Any]) -> bytes:
 
 
 def to_event(name: str | None, data: Mapping[str, Any]) -> bytes:
-    """Return an event of a stream of server-sent events."""
+    """Return one event for a stream of server-sent events."""
     head = b"" if name is None else b"event: " + name.encode() + b"\n"
     return head + b"data: " + to_json(data) + b"\n\n"
 

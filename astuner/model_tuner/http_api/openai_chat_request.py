@@ -246,7 +246,7 @@ def read_integer(given: Mapping[str, Any], name: str, default: int, low: int, hi
 
 
 def read_top_logprobs(given: Mapping[str, Any], logprobs: bool) -> int:
-    """Return the number of alternatives of each token that a body asks for.
+    """Return the number of alternatives per token that a body asks for.
 
     Raises:
         InvalidRequestError: it is invalid, or asked for without `logprobs`.

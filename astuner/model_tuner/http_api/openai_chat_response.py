@@ -102,7 +102,7 @@ def _head(answers: Sequence[ChatAnswer], model: str, kind: str) -> dict[str, Any
 
 
 def to_logprobs(answer: ChatAnswer, decode_token: DecodeToken) -> dict[str, Any]:
-    """Return the logprobs of an answer without those of its end token or stop string."""
+    """Return an answer's logprobs, without those for its end token or stop string."""
 
     def entry(token: int, logprob: float) -> dict[str, Any]:
         text = decode_token(token)

@@ -56,7 +56,7 @@ def to_text_completion(
 def to_text_events(
     answers: Sequence[ChatAnswer], request: ChatRequest, model: str, decode_token: DecodeToken
 ) -> Iterator[tuple[None, dict[str, Any]]]:
-    """Yield the events of a stream of answers; the arguments are those of `to_chat_completion`."""
+    """Yield the events in a stream of answers; the arguments are those of `to_chat_completion`."""
     head = _head(answers, model)
     for index, answer in enumerate(answers):
         logprobs = {"logprobs": _logprobs(answer, decode_token)} if request.logprobs else {}

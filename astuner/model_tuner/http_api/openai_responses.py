@@ -49,7 +49,7 @@ class ResponsesRequest(ChatRequest):
 
 
 def parse_responses_request(body: object, calls: Sequence[LlmCall]) -> ResponsesRequest:
-    """Return the request of a body of `/v1/responses`.
+    """Return the request in a `/v1/responses` body.
 
     A parameter that is null counts as absent. `metadata`, `store`, `user`, `service_tier`, `safety_identifier`,
     `stream_options`, `client_metadata` and the parameters of the prompt cache have no effect on an answer.
@@ -114,7 +114,7 @@ def to_response(
 def to_response_events(
     answers: Sequence[ChatAnswer], request: ResponsesRequest, model: str, decode_token: DecodeToken
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names and the data of the events of a streamed answer; the arguments are those of `to_response`."""
+    """Yield the names and the data of a streamed answer's events; the arguments are those of `to_response`."""
     response = to_response(answers, request, model, decode_token)
     start = response | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     kinds = ("response.created", "response.in_progress")

@@ -1,4 +1,4 @@
-"""The conversation of a request to OpenAI's Responses API, and answers as items of a conversation."""
+"""The conversation in a request to OpenAI's Responses API, and answers as items in a conversation."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def _content(content: object, where: str) -> str:
 
 
 def _joined(parts: object, kinds: Sequence[str], where: str) -> str:
-    """Return the text of a list of parts."""
+    """Return the joined text of several parts."""
     if not isinstance(parts, list):
         raise InvalidRequestError(f"{where} must be a string or a list of parts, got {short_repr(parts)}", where)
     texts = []
