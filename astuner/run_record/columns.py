@@ -1,4 +1,4 @@
-"""Long sequences of numbers in the JSON of episodes: little-endian numbers in base64.
+"""Stores long number sequences in the episodes' JSON: little-endian numbers in base64.
 
     {"dtype": "<u2", "base64": "AQACAAMA…"}
 

@@ -64,7 +64,7 @@ class ConsoleLogger:
             to_file.info("{}", _episodes_line(step, metrics))
 
     def expect_steps(self, total: int) -> None:
-        """Take the number of training steps of the run."""
+        """Take the run's number of training steps."""
         self._total = total
 
     def restart(self, rows: Sequence[MetricsRow]) -> None:
@@ -132,7 +132,7 @@ def _validation_parts(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _episodes_line(step: int, metrics: Mapping[str, float]) -> str:
-    """Return the numbers of episodes, calls, samples, tokens and forks of a step.
+    """Return a step's numbers of episodes, calls, samples, tokens and forks.
 
     For example: step 3: 64 episodes (2 failed), 128 calls → 64 samples, 15,360 → 9,216 distinct → 4,096 trained tokens
     (saving 1.7×), forks: 3 tools_changed

@@ -127,7 +127,7 @@ def episode_to_json(
 
 
 def add_update(path: Path, advantage: float | None, updates: Sequence[SampleUpdate]) -> None:
-    """Add the results of the update to the file of an episode that it trained.
+    """Add the update's results to the file for an episode that it trained.
 
     They are written in place: file systems write a file that replaces another one to the disk at once, which takes
     tens of milliseconds on a busy disk. If this is interrupted, the file is read as that of an untrained episode.
@@ -152,7 +152,7 @@ def add_update(path: Path, advantage: float | None, updates: Sequence[SampleUpda
 
 
 def _encode_results(advantage: float | None, updates: Sequence[SampleUpdate]) -> bytes:
-    """Return the end of the file of a trained episode, which takes the place of `_UNTRAINED`."""
+    """Return the bytes that end a trained episode's file, in place of `_UNTRAINED`."""
     results: dict[str, Any] = {"advantage": advantage}
     if updates:
         results["updates"] = [encode_update(update) for update in updates]
@@ -175,7 +175,7 @@ def read_episode_document(path: Path) -> dict[str, Any]:
 
 
 def _without_results(content: bytes) -> object:
-    """Return the JSON object of a file without its results of an update, which are incomplete; None if it has none."""
+    """Return the JSON object in a file without its update results, which are incomplete; None if it has none."""
     complete, key, _ = content.rpartition(_KEY)
     try:
         return json.loads(complete + _UNTRAINED) if key else None
@@ -270,7 +270,7 @@ def _encode_calls(calls: Sequence[LlmCall], redact: Redact) -> list[dict[str, An
 def _encode_messages(
     messages: Sequence[object], earlier: Sequence[object], earlier_values: Sequence[object], redact: Redact
 ) -> tuple[list[object], int]:
-    """Return messages as JSON values, and the number of messages at the beginning that are those of an earlier call."""
+    """Return messages as JSON values, and how many messages at the beginning equal those of an earlier call."""
     values: list[object] = []
     equal, is_prefix = 0, True
     for index, message in enumerate(messages):
@@ -324,7 +324,7 @@ def _encode_sample(sample: Sample, calls: Sequence[LlmCall], redact: Redact) -> 
 
 
 def _call_of(sample: Sample, calls: Sequence[LlmCall]) -> int | None:
-    """Return the index of the call whose tokens are those of a sample, if its calls determine all of its numbers."""
+    """Return the index of the call whose tokens are the sample's, if its calls determine all its numbers."""
     by_id = {call.call_id: index for index, call in enumerate(calls)}
     numbers = [by_id.get(span.call_id) for span in sample.spans]
     longest = max(zip((span.end for span in sample.spans), numbers, strict=True), default=(0, None))[1]
@@ -372,7 +372,7 @@ def _decode_samples(rows: Sequence[dict[str, Any]], calls: Sequence[LlmCall]) ->
 
 
 def common_prefix_len(left: Sequence[Any], right: Sequence[Any]) -> int:
-    """Return the number of equal items, such as ids or messages, at the start of two sequences."""
+    """Return how many items, such as ids or messages, are equal at the start of two sequences."""
     # A binary search over slices, which are compared in C, is faster than a loop over the ids. O(n): slices halve, too.
     low, high = 0, min(len(left), len(right))
     while low < high:

@@ -105,14 +105,14 @@ class EpisodeEntry:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """An episode whose file is written: the path of the file, and its line of the index."""
+    """An episode whose file is written: the file's path, and the episode's line in the index."""
 
     path: Path
     row: dict[str, Any]
 
 
 class EpisodeStore:
-    """Writer of the episodes of one run. Thread-safe, except for `begin_step` and `end_step`.
+    """Writes the episodes of one run. Thread-safe, except for `begin_step` and `end_step`.
 
     The episodes of a training step are written before its update: their files, and their lines in `pending.jsonl`. When
     the update has ended, their advantages are added, and the lines move to `index.jsonl`. Each episode has one line.
@@ -130,7 +130,7 @@ class EpisodeStore:
         self._pending: dict[str, _Written] = {}
 
     def write(self, episode: Episode, labels: EpisodeLabels, updates: Sequence[SampleUpdate] = ()) -> Path:
-        """Write an episode and its line of the index, and return the path of its file.
+        """Write an episode and its index line, and return its file's path.
 
         An episode that is written twice in one step replaces its file.
 
@@ -163,7 +163,7 @@ class EpisodeStore:
     def end_step(
         self, advantages: Mapping[str, float], updates: Mapping[str, Sequence[SampleUpdate]] = MappingProxyType({})
     ) -> None:
-        """Add the results of the update to the episodes of `begin_step`.
+        """Add the update's results to the episodes of `begin_step`.
 
         Args:
             advantages: The advantages by episode id, without episodes that were not trained.
@@ -200,7 +200,7 @@ class EpisodeStore:
         return _Written(path, encode(entry, redact))
 
     def truncate_after(self, step: int, validated: int) -> int:
-        """Remove later episodes and repeated lines, and return the number of removed lines of the index.
+        """Remove later episodes and repeated lines, and return how many lines were removed from the index.
 
         Args:
             step: The last step whose training episodes are kept.

@@ -1,4 +1,4 @@
-"""`diagnostics.jsonl`: the findings of the checks of `astuner.diagnostics`, one line each."""
+"""`diagnostics.jsonl`: the findings from the checks in `astuner.diagnostics`, one line each."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class FindingsFile:
         self._lines.append(asdict(finding) | texts)
 
     def truncate_after(self, step: int) -> int:
-        """Remove the findings of steps after `step` and repeated findings, and return the number of removed lines.
+        """Remove the findings for steps after `step` and repeated findings, and return the number of removed lines.
 
         Raises:
             RecordError: If the file cannot be written.
@@ -92,7 +92,7 @@ class FindingsFile:
 
 
 def read_findings(folder: Path, on_damaged: OnDamaged | None = None) -> list[RunFinding]:
-    """Return the findings of the run in `folder`, in the order of writing; none if there is no file.
+    """Return the findings for the run in `folder`, in writing order; none if there is no file.
 
     Args:
         folder: The run's folder.

@@ -225,7 +225,7 @@ def write_config(folder: Path, config_yaml: str) -> None:
 
 
 def _processor() -> str | None:
-    """Return the model of the processor, on which the speed and the rounding of bfloat16 depend; None if not known."""
+    """Return the processor's model, on which the speed and the rounding of bfloat16 depend; None if not known."""
     with suppress(OSError):
         for line in _CPUINFO.read_text(errors="replace").splitlines():
             name, _, value = line.partition(":")

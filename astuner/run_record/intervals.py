@@ -24,7 +24,7 @@ def success_interval(rate: float, episodes: int) -> tuple[float, float]:
 
 
 def difference_interval(before: float, n_before: int, after: float, n_after: int) -> tuple[float, float]:
-    """Return the 95% interval of the difference of two success rates, after minus before.
+    """Return the 95% interval for the difference between two success rates, after minus before.
 
     Newcombe's hybrid score interval from the intervals of both rates: R. G. Newcombe, "Interval estimation for the
     difference between independent proportions", Statistics in Medicine 17 (1998), method 10.

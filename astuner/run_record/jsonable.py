@@ -1,4 +1,4 @@
-"""Conversion of Python values to strict JSON values, and of JSON values back to the dataclasses of `astuner.schema`.
+"""Converts Python values to strict JSON values, and JSON values back to the dataclasses in `astuner.schema`.
 
 The dataclasses are converted by their annotations, so that a new field needs no change here. The JSON key of a field is
 its name, or the `JSON_KEY` in its metadata (see `astuner.schema`).
@@ -170,7 +170,7 @@ def decode(cls: type[T], row: object) -> T:
 
 @cache
 def _codec_fields(cls: Any) -> tuple[tuple[str, str, Decode], ...]:
-    """Return the JSON key, name and decoder of each field of a dataclass."""
+    """Return the JSON key, name and decoder for each field in a dataclass."""
     hints = get_type_hints(cls)
     return tuple(
         (str(field.metadata.get(JSON_KEY, field.name)), field.name, _decoder(hints[field.name]))

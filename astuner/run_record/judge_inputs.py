@@ -1,4 +1,4 @@
-"""The inputs of a judge, read from the files of recorded episodes."""
+"""A judge's inputs, read from the files of recorded episodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RecordedOutput(WorkflowOutput):
 
     @property
     def calls(self) -> tuple[LlmCall, ...]:
-        """The LLM calls of the episode, in order of completion."""
+        """The episode's LLM calls, in order of completion."""
         calls = self._calls
         if not isinstance(calls, tuple):
             self._calls = calls = calls()
@@ -58,7 +58,7 @@ class JudgeInput:
 
 
 def read_judge_inputs(folder: Path, entries: Iterable[EpisodeEntry]) -> Iterator[JudgeInput]:
-    """Yield the inputs of a judge for episodes of a run, one after the other to limit the memory.
+    """Yield a judge's inputs for a run's episodes, one after the other to limit the memory.
 
     Token ids, messages and samples are not decoded, so that this is about ten times as fast as `read_episode`.
 

@@ -57,7 +57,7 @@ class MetricLogger(Protocol):
         ...
 
     def expect_steps(self, total: int) -> None:
-        """Take the number of training steps of the run. Called once, before the first step."""
+        """Take the run's number of training steps. Called once, before the first step."""
         ...
 
     def restart(self, rows: Sequence[MetricsRow]) -> None:

@@ -35,7 +35,7 @@ class MetricsRow:
 
     @property
     def is_validation(self) -> bool:
-        """Whether the row is of a validation, not of a training step."""
+        """Whether the row belongs to a validation, not to a training step."""
         return any(name.startswith("val/") for name in self.metrics)
 
 
@@ -102,7 +102,7 @@ class MetricsFile:
 
 
 def read_metrics(folder: Path, on_damaged: OnDamaged | None = None) -> list[MetricsRow]:
-    """Return the metrics of the run in `folder` in the order of logging. A step may have several rows.
+    """Return the metrics for the run in `folder`, in logging order. A step may have several rows.
 
     Args:
         folder: The run's folder.

@@ -143,7 +143,7 @@ def _style(axes: Axes, panel: _Panel) -> None:
 
 
 def style_axes(axes: Axes, title: str, x_label: str, y_label: str, title_y: float | None = None) -> None:
-    """Set title, labels and colors of axes, as in all plots of astuner; `title_y` is the height of the title."""
+    """Set the axes' title, labels and colors, as in all astuner plots; `title_y` is the height of the title."""
     axes.set_title(title, loc="left", y=title_y, color=INK, fontsize=12, fontweight="bold")
     axes.set_xlabel(x_label, color=INK)
     axes.set_ylabel(y_label, color=INK)

@@ -38,7 +38,7 @@ DEFAULT_LOGGERS: tuple[LoggerName, ...] = ("console", "tensorboard")
 
 
 class RunRecord:
-    """Writer of the record of one run. Secrets of the environment are redacted.
+    """Writes the record of one run. Secrets from the environment are redacted.
 
     `log_metrics` and `write_episode` are thread-safe.
     """
@@ -119,7 +119,7 @@ class RunRecord:
         return self._folder
 
     def expect_steps(self, total: int) -> None:
-        """Give the loggers the number of training steps of the run."""
+        """Give the loggers the run's number of training steps."""
         for each in self._loggers:
             each.expect_steps(total)
 
@@ -181,7 +181,7 @@ class RunRecord:
         tokens: TokenCounts | None = None,
         updates: Sequence[SampleUpdate] = (),
     ) -> Path:
-        """Write an episode's file and its line of the index, and return the path of the file.
+        """Write an episode's file and its index line, and return the file's path.
 
         Trainers write the episodes of a training step with `begin_step` and `end_step` instead.
 
@@ -199,7 +199,7 @@ class RunRecord:
         return self._episodes.write(episode, EpisodeLabels(step, split, advantage, tokens), updates)
 
     def begin_step(self, step: int, episodes: Sequence[tuple[Episode, TokenCounts]]) -> None:
-        """Write the episodes of a training step before its update, so that no failure of the update loses them.
+        """Write a training step's episodes before its update, so that no failure in the update loses them.
 
         Args:
             step: The training step.
@@ -211,7 +211,7 @@ class RunRecord:
         self._episodes.begin_step(step, episodes)
 
     def end_step(self, advantages: Mapping[str, float], updates: Mapping[str, Sequence[SampleUpdate]]) -> None:
-        """Add the results of the update to the episodes of `begin_step`.
+        """Add the update's results to the episodes of `begin_step`.
 
         Args:
             advantages: The advantages by episode id, without episodes that were not trained.

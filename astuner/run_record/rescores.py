@@ -230,7 +230,7 @@ def read_rescore(folder: Path) -> Rescore:
 
 
 def read_rescored_episodes(folder: Path) -> list[RescoredEpisode]:
-    """Return the episodes of a rescored run, in the order of the run's index.
+    """Return a rescored run's episodes, in the order of the run's index.
 
     Raises:
         RecordError: If the episodes cannot be read.
@@ -239,7 +239,7 @@ def read_rescored_episodes(folder: Path) -> list[RescoredEpisode]:
 
 
 def find_rescores(run: Path) -> dict[str, Rescore]:
-    """Return the rescored versions of a run that are beside its folder, by the names of their folders."""
+    """Return a run's rescored versions that are beside its folder, by folder name."""
     found = {}
     for path in sorted(run.absolute().parent.glob(f"*/{_SUMMARY}")):
         try:

@@ -55,7 +55,7 @@ class RunFacts:
 
     @property
     def kind(self) -> RunKind:
-        """The kind of the run, from the suffix of its folder."""
+        """The run's kind, from its folder's suffix."""
         base = _COPY.sub("", self.name)
         return next((kind for suffix, kind in _KINDS.items() if base.endswith(suffix)), "training")
 
@@ -161,7 +161,7 @@ def search_folders_of(folder: Path) -> list[Path]:
 
 
 def environments_of(folder: Path) -> list[dict[str, Any]]:
-    """Return the environments of all processes of a run that differ; more than one if it was resumed in another one.
+    """Return the different environments of a run's processes; more than one if it was resumed in another one.
 
     An environment that cannot be read is empty. The last one is that of `environment_of`.
     """

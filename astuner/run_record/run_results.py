@@ -1,4 +1,4 @@
-"""The results of runs as rows of figures, for lists and comparisons."""
+"""The results of runs as rows with figures, for lists and comparisons."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ class StepWriter:
         self._put(lambda: self._record.begin_step(step, episodes))
 
     def end_step(self, finished: FinishedStep) -> None:
-        """Add the results of the update to the episodes of `begin_step`, and write the metrics of the step.
+        """Add the update's results to the episodes of `begin_step`, and write the step's metrics.
 
         Raises:
             RecordError: If an earlier job failed.

@@ -80,7 +80,7 @@ def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
 
 
 def count_trained_tokens(sample: Sample) -> int:
-    """Return M, the number of trained tokens of a sample."""
+    """Return M, the number of trained tokens in a sample."""
     return len(sample.train_counts) - sample.train_counts.count(0)
 
 
@@ -120,7 +120,7 @@ def call_advantages(samples: Sequence[Sample], updates: Sequence[SampleUpdate]) 
 
 
 def span_values(values: Sequence[Value], span: CallSpan) -> Sequence[Value]:
-    """Return the part of a sample's N per-token values that belongs to the completion of one call."""
+    """Return the part of a sample's N per-token values that belongs to one call's completion."""
     return values[span.start : span.end] if span.nodes is None else [values[node] for node in span.nodes]
 
 

@@ -119,7 +119,7 @@ def _notes(rows: Sequence[MetricsRow]) -> list[str]:
 
 
 def _signal_counts(rows: Sequence[MetricsRow]) -> tuple[int, int]:
-    """Return the number of training steps, and of those without a learning signal."""
+    """Return the number of training steps, and how many have no learning signal."""
     steps = [row.metrics for row in rows if "episodes/total" in row.metrics]
     return len(steps), sum(metrics.get("update/groups_without_variance", 1.0) == 1.0 for metrics in steps)
 

@@ -56,7 +56,7 @@ class ShellSandbox:
             self.make_folder(folder)
 
     def host_path(self, path: str) -> Path:
-        """Return the path on the host of a path in a folder of the sandbox.
+        """Return the host path for a path in one of the sandbox's folders.
 
         Programs may have put symbolic links there, which point to other files on the host.
         """

@@ -12,7 +12,7 @@ Part = tuple[Any, int, int]
 
 
 class Packed(Sequence[T]):
-    """An immutable sequence of numbers that equals the tuple of them.
+    """An immutable number sequence that equals the tuple with the same numbers.
 
     It consists of parts of arrays, which other sequences may share, of ranges of step 1, and of repeated numbers. So
     the prompts of an episode, each of which contains the one before, need four bytes per distinct token together. The
@@ -73,7 +73,7 @@ class Packed(Sequence[T]):
         return numbers  # type: ignore[no-any-return]
 
     def _type_code(self) -> str:
-        """Return the type of an array that holds the numbers of all parts."""
+        """Return the type for an array that holds the numbers in all parts."""
         codes = {
             source.typecode if isinstance(source, array) else "d" if isinstance(source, float) else "q"
             for source in self._parts[::3]

@@ -315,7 +315,7 @@ class Episode:
 
 @dataclass(frozen=True, slots=True)
 class TokenCounts:
-    """Token counts of a set of episodes.
+    """Token counts for a set of episodes.
 
     Attributes:
         raw: the number of prompt and completion tokens, summed over calls.

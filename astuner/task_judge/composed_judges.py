@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class WeightedJudge(BaseJudge):
-    """The weighted sum of the rewards of several judges, which run concurrently.
+    """The weighted sum of several judges' rewards; the judges run concurrently.
 
     The rewards of the judges are the components of the reward, under the judges' names. The components of a judge
     follow as `NAME.COMPONENT`. If a judge rewards agents or LLM calls, the sum also rewards them; the other judges add
@@ -185,7 +185,7 @@ class GatedJudge(BaseJudge):
 def _child(
     setting: str, entry: object, config: TaskJudgeConfig, search: Sequence[Path], more: Sequence[str] = ()
 ) -> BaseJudge:
-    """Return the judge of an entry of `params`.
+    """Return the judge for an entry in `params`.
 
     Raises:
         PluginError: the entry is invalid, or the judge cannot be created.

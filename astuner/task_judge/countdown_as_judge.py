@@ -107,7 +107,7 @@ def countdown_expression(answer: str) -> str:
 
 
 def evaluate_expression(expression: str) -> tuple[Fraction, list[int]]:
-    """Return the value of an arithmetic expression of whole numbers, and the numbers in it.
+    """Return the value of an arithmetic expression with whole numbers, and the numbers in it.
 
     Args:
         expression: whole numbers, `+ - * /` and parentheses.

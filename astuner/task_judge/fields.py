@@ -1,4 +1,4 @@
-"""Reads the values that a judge needs from the metadata of a task and of a workflow's output."""
+"""Reads the values that a judge needs from a task's metadata and a workflow output's metadata."""
 
 from __future__ import annotations
 

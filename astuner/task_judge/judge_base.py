@@ -63,7 +63,7 @@ class BaseJudge(ABC):
 
 
 class BaseGroupJudge(BaseJudge):
-    """Base class of judges that score all episodes of a task together, for example by ranking them.
+    """Base class for judges that score all of a task's episodes together, for example by ranking them.
 
     `compute_group_rewards` is called when the last of the task's `rollout.num_repeat` episodes has ended. Episodes that
     failed, or whose workflow returned a reward, are left out. If a single episode is left, as in greedy validation,

@@ -49,7 +49,7 @@ def make_judge(
 
 
 def judge_paths(config: TaskJudgeConfig) -> list[str]:
-    """Return the paths of the configured judge and of the judges in its parameters."""
+    """Return the paths of the configured judge and the judges in its parameters."""
     nested: list[object] = [config.params]
     paths = [] if config.judge_protocol is None else [config.judge_protocol]
     for value in nested:  # the loop appends to the list

@@ -22,7 +22,7 @@ _SERVER = Path(__file__).with_name("math_verify_server.py")
 
 
 class MathVerifyProcess:
-    """The server of all threads of a process. It starts with the first comparison, and restarts if it was killed."""
+    """The server for all threads in a process. It starts with the first comparison, and restarts if it was killed."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

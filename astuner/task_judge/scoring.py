@@ -84,7 +84,7 @@ async def score_inline(
 
 
 async def judgement_of(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Judgement:
-    """Return the checked judgement of a judge that is part of another judge, whose timeout applies.
+    """Return the checked judgement from a judge that is part of another judge, whose timeout applies.
 
     Raises:
         JudgeError: the judge raised, or did not return a reward.
@@ -212,7 +212,7 @@ async def _call_judge(
 
 
 def judge_error(judge: BaseJudge, error: BaseException) -> JudgeError:
-    """Return the error of an episode for an exception of its judge."""
+    """Return an episode's error for an exception in its judge."""
     folder = None
     with suppress(TypeError, OSError):  # a class defined in an interactive session has no file
         folder = Path(inspect.getfile(type(judge))).parent

@@ -136,7 +136,7 @@ def _no_transcripts(source: str, key: str) -> ConfigError:
 def _read(
     split: DatasetSplit, section: DatasetFileConfig | HuggingFaceConfig, key: str, transcripts: bool
 ) -> tuple[list[Task], int]:
-    """Return the tasks of a split and the number of skipped rows."""
+    """Return a split's tasks and the number of skipped rows."""
     tasks, problems = make_tasks(split, section.fields, transcripts=transcripts)
     if not problems:
         return tasks, 0

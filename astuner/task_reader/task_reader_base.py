@@ -1,4 +1,4 @@
-"""The base class of your own task readers, and the readers of tasks with random text and of seeds."""
+"""The base class for your own task readers, and the readers for tasks with random text and for seeds."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class DatasetRow:
 
 @dataclass(frozen=True, slots=True)
 class DatasetSplit:
-    """The rows of one split, and the name of their source for messages."""
+    """One split's rows, and the name of their source for messages."""
 
     source: str
     rows: Iterable[DatasetRow]

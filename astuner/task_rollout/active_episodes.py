@@ -44,7 +44,7 @@ class _ActiveEpisode:
 
 @dataclass(frozen=True)
 class RunningReport:
-    """A description of the running episodes of one process.
+    """A description of one process's running episodes.
 
     Attributes:
         episodes: the number of running episodes.
@@ -97,7 +97,7 @@ class ActiveEpisodes:
         return bool(self._running) or self._fetch_reports is not None
 
     def sampled_tokens(self) -> int:
-        """Return the number of tokens that the running episodes of this process have sampled, in ended calls."""
+        """Return the number of tokens that this process's running episodes have sampled, in ended calls."""
         return sum(len(call.completion_ids) for episode in list(self._running) for call in episode.tuner.calls)
 
     def local_report(self) -> RunningReport:

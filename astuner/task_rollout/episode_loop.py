@@ -199,7 +199,7 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         return transport  # type: ignore[no-any-return]
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
-        """Collect the exception of a callback or of a task that was not awaited, which asyncio would only log."""
+        """Collect the exception from a callback or from a task that was not awaited; asyncio would only log it."""
         error = context.get("exception")
         if error is not None:
             self._uncaught.add(error, "a task that was not awaited" if context.get("future") else "a callback")

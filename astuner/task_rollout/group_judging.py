@@ -1,4 +1,4 @@
-"""Judging of the episodes of a task together, when all of them have ended."""
+"""Judges a task's episodes together, when all of them have ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the process, and of its threads, that code can change: how each is read and restored."""
+"""Settings of the process and its threads that code can change: how each is read and restored."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _read_if_changed(source: Callable[[], Mapping[Any, Any]], read: Callable[[],
 
 
 def _attributes(owner: ModuleType | type, names: Sequence[str] = (), *, is_urgent: bool = False) -> ProcessSetting:
-    """Return the setting of some attributes of a module or class, by default all. Those added later are ignored."""
+    """Return the setting for some attributes in a module or class, by default all. Those added later are ignored."""
     public = (name for name in vars(owner) if not name.startswith("_") or name == "__import__")
     names = names or [name for name in public if name not in _OF_TIME_ZONE]
 
@@ -111,7 +111,7 @@ def _modules() -> ProcessSetting:
 
 
 def _warning_filters() -> ProcessSetting:
-    """Return the setting of the filters of warnings: those that are removed, and new ones that raise errors.
+    """Return the setting for the warning filters: removed filters, and new ones that raise errors.
 
     Libraries add others when they are imported, which may happen in an episode.
     """

@@ -48,7 +48,7 @@ _SHARED = " (by this episode or another that ran at the same time)"
 
 
 class ProcessState:
-    """The settings of the process at the start of a batch of episodes. Thread-safe."""
+    """The process settings when a batch of episodes starts. Thread-safe."""
 
     def __init__(self, *, in_main_thread: bool = False) -> None:
         """Read the settings; `in_main_thread` says whether the episodes run in the main thread."""
@@ -143,7 +143,7 @@ class ProcessState:
                 mark.effects += changes if len(self._running) == 1 else [change + _SHARED for change in changes]
 
     def _restore_changes_of(self, mark: RunningMark) -> None:
-        """Restore the changes whose possible authors have all ended. The episode of `mark` is the last of them."""
+        """Restore the changes whose possible authors have all ended. The episode of `mark` is the last author."""
         for name, authors in list(self._waiting.items()):
             if not self._is_closed and not authors & self._running:
                 del self._waiting[name]

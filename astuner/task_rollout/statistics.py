@@ -1,4 +1,4 @@
-"""Metrics of batches of episodes, used by all backbones."""
+"""Metrics for batches of episodes, used by all backbones."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def success_rates(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def success_by_source(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the share of successful episodes by reader of a mixture; empty without a mixture."""
+    """Return the success rate for each reader in a mixture; empty without a mixture."""
     successes: dict[str, list[float]] = defaultdict(list)
     for episode in scored(episodes):
         if episode.task.source:
@@ -110,7 +110,7 @@ def validation_result(episodes: Sequence[Episode], largest_k: int) -> Validation
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the unbiased estimate of the probability that one of k attempts succeeds, given `correct` of n successes.
+    """Return the unbiased estimate for the probability that one of k attempts succeeds, given `correct` successes in n.
 
     1 - C(n - c, k) / C(n, k): Chen et al., "Evaluating large language models trained on code",
     arXiv:2107.03374, eq. 1.
@@ -173,7 +173,7 @@ def batch_metrics(episodes: Sequence[Episode], tokens: TokenCounts | None = None
 
 
 def _judge_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the means of the components of the reward and of the judge's metrics, and the unscored episodes by cause.
+    """Return the means of reward components and the judge's metrics, and the unscored episodes by cause.
 
     The judge's metrics include those of unscored episodes, which cost as much as others.
     """

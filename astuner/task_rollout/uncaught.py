@@ -85,7 +85,7 @@ def _of_caller() -> UncaughtErrors | None:
 
 @contextlib.contextmanager
 def collect_uncaught() -> Iterator[UncaughtErrors]:
-    """Collect the uncaught exceptions of the episode that the block runs, including those of its threads."""
+    """Collect the uncaught exceptions from the episode that the block runs, its threads included."""
     uncaught = UncaughtErrors()
     token = _current.set(uncaught)
     try:

@@ -1,4 +1,4 @@
-"""The rewards of an episode, of its agents, and of its LLM calls."""
+"""The rewards for an episode, its agents, and its LLM calls."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Reward = float | Mapping[str, float] | Sequence[float]
 
 
 def mean_reward(reward: Reward) -> float:
-    """Return the reward of an episode: the mean of the rewards of its agents or calls."""
+    """Return an episode's reward: the mean of its agents' or calls' rewards."""
     if isinstance(reward, float):
         return reward
     values = list(reward.values()) if isinstance(reward, Mapping) else list(reward)

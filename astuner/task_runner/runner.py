@@ -98,7 +98,7 @@ class TaskRunner:
         )
 
     async def run(self, workflow_task: WorkflowTask, tuner: ModelTuner) -> Episode:
-        """Run one episode. Errors of the workflow and of the judge are not raised; they make the episode `failed`."""
+        """Run one episode. Errors in the workflow and the judge are not raised; they make the episode `failed`."""
         started = timestamp()
         episode = Episode(
             episode_id=workflow_task.episode_id,
@@ -273,7 +273,7 @@ class TaskRunner:
 
 
 def _rewarded(episode: Episode, output: WorkflowOutput, tuner: ModelTuner) -> Episode:
-    """Return the episode with its calls, and with the rewards of the judge or, without one, of the workflow.
+    """Return the episode with its calls, and with the judge's rewards or, without a judge, the workflow's.
 
     Raises:
         EpisodeError: it is unscored, or agents or calls have no reward.
@@ -309,7 +309,7 @@ def _episode_error(error: BaseException) -> EpisodeError:
 
 
 def _workflow_error(error: BaseException) -> WorkflowError:
-    """Return the error of an episode for an exception of its code, with the location in the user's code."""
+    """Return an episode's error for an exception in its code, with the location in the user's code."""
     return WorkflowError(f"{describe_error(error)}{error_location(error)}")
 
 
@@ -353,13 +353,13 @@ def _replaced_metrics(tuner: ModelTuner) -> dict[str, float]:
 
 
 def _last_answer(calls: Sequence[LlmCall]) -> str:
-    """Return the text of the last answer of an episode that was cut."""
+    """Return the text of a cut episode's last answer."""
     answered = [call for call in calls if call.messages and not call.cut]
     return str(answered[-1].messages[-1].get("content") or "") if answered else ""
 
 
 def innermost_user_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """Return the innermost frame outside of astuner and of installed packages, or None."""
+    """Return the innermost frame outside astuner and installed packages, or None."""
     foreign = (_PACKAGE, sysconfig.get_path("stdlib"), "<frozen")
     user_frames = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
     return user_frames[-1] if user_frames else None

@@ -105,7 +105,7 @@ class TinkerCheckpoint:
         return state
 
     def digests(self) -> WeightDigests:
-        """Read the checksums of all weights of the model; empty for a checkpoint that was saved without them."""
+        """Read the checksums of all the model's weights; empty for a checkpoint that was saved without them."""
         return _read_json(self.folder / _DIGESTS)
 
     def _read(self, name: str, read: Callable[[Path], Any]) -> Any:
@@ -249,7 +249,7 @@ class CheckpointStore:
         return matches[0]
 
     def checkpoints(self, run_id: str | None = None) -> list[TinkerCheckpoint]:
-        """Return the checkpoints of a run, or of all runs, the oldest first."""
+        """Return the checkpoints for one run, or for all runs, the oldest first."""
         run_ids = [run_id] if run_id is not None else [run.run_id for run in self.runs()]
         folders = [self._run_folder(run) / kind for run in run_ids for kind in KINDS]
         files = [file for folder in folders for file in folder.glob("[!.]*/checkpoint.json")]
@@ -275,7 +275,7 @@ class CheckpointStore:
 
 
 def check_adapters(path: str, saved: TrainingRun, run: TrainingRun) -> None:
-    """Check that a model of `run` can load the checkpoint at `path`, which a model of `saved` wrote.
+    """Check that a model for `run` can load the checkpoint at `path`, which a model for `saved` wrote.
 
     Raises:
         TinkerRequestError: their adapters differ.

@@ -128,7 +128,7 @@ class ForwardPass:
     options: Mapping[str, float]
 
     def losses(self, logprobs: Tensor, batch: DatumBatch) -> Tensor:
-        """Return the loss of each token of a batch, [M], from the log-probabilities of its targets, [M]."""
+        """Return the loss for each token in a batch, [M], from its targets' log-probabilities, [M]."""
         sizes = list(batch.sizes)
         columns = {key: torch.split(values, sizes) for key, values in batch.inputs.items()}
         rows = enumerate(torch.split(logprobs, sizes))
@@ -142,7 +142,7 @@ class ForwardPass:
 
 @dataclass(frozen=True)
 class DatumBatch:
-    """Rows of one model call, in order of decreasing length.
+    """Rows for one model call, in order of decreasing length.
 
     Attributes:
         indices: indices of the rows in the pass.
@@ -240,7 +240,7 @@ def _parse_tensor(key: str, tensor: wire.TensorData, length: int) -> NDArray[np.
 
 
 def batches(forward_pass: ForwardPass, vocab_size: int, device: torch.device) -> Iterator[DatumBatch]:
-    """Split the rows of a pass into batches of similar length with bounded memory."""
+    """Split a pass's rows into batches with similar lengths and bounded memory."""
     budget = batch_tokens(vocab_size)
     order = sorted(range(len(forward_pass.rows)), key=lambda index: -len(forward_pass.rows[index].ids))
     while order:

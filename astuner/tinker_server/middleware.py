@@ -65,7 +65,7 @@ class AnswersWhenCancelled:
 
 
 class LimitedBodies:
-    """Middleware that limits the size of a request body and of all bodies that are read concurrently.
+    """Middleware that limits the size of each request body, and the total size that is read concurrently.
 
     A body that is too large according to its `Content-Length` is rejected without being read. A body without this
     header is rejected as soon as it exceeds the limit.
@@ -113,7 +113,7 @@ class LimitedBodies:
             self._in_memory -= size
 
     def _rejection(self, size: int, more: int = 0) -> TinkerRequestError | None:
-        """Return the error for a body of `size` bytes, `more` of them new; None if the body is accepted."""
+        """Return the error for a body with `size` bytes, `more` of them new; None if the body is accepted."""
         if size > self._limit:
             return TinkerRequestError(
                 f"the request has {size / 2**20:,.1f} MiB{' or more' if more else ''}; the limit of this server is "

@@ -1,4 +1,4 @@
-"""The scores of a prompt's tokens, and of other tokens in their place, that a sampling request may ask for."""
+"""Scores a prompt's tokens, and other tokens in their place, if a sampling request asks for them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def wants_scores(request: wire.SampleRequest) -> bool:
 
 
 def check_scores(request: wire.SampleRequest, length: int, vocab_size: int) -> None:
-    """Check the request for scores of a prompt of `length` tokens.
+    """Check the request for scores on a prompt with `length` tokens.
 
     Raises:
         TinkerRequestError: a field does not fit the prompt, another field or the vocabulary.

@@ -1,4 +1,4 @@
-"""The protobuf messages of tinker 0.38: the data of forward passes, and the results of passes and samples.
+"""The protobuf messages in tinker 0.38: the data for forward passes, and the results from passes and samples.
 
 Clients of 0.38 send `forward_backward` as protobuf, and accept these two kinds of results only as protobuf. Clients of
 0.20 send JSON, and accept both. The fields and their numbers are those of the client's `tinker_public.proto`. Arrays
@@ -101,7 +101,7 @@ _TYPES = _message_types()
 
 
 def parse_forward_backward(body: bytes) -> wire.ForwardRequest | wire.ForwardBackwardRequest:
-    """Parse the body of a forward-backward request, or of a forward request, which is sent to the same route.
+    """Parse the body of a forward-backward request, or a forward request's, which is sent to the same route.
 
     Raises:
         TinkerRequestError: the body is not such a message, or an array in it is incomplete.

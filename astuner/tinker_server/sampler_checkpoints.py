@@ -1,4 +1,4 @@
-"""The sampler checkpoints of the training runs, of which only the recently used ones are kept."""
+"""The training runs' sampler checkpoints; only the recently used ones are kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling: a pool of embedded engines, one for each set of weights in use, and the handling of sampling requests."""
+"""Sampling: pools embedded engines, one for each set of weights in use, and handles sampling requests."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class Sampler:
 
 
 class SamplerPool:
-    """A pool of at most `max_samplers` samplers, each with the weights of one checkpoint. Belongs to one event loop.
+    """A pool of at most `max_samplers` samplers, each with one checkpoint's weights. Belongs to one event loop.
 
     If the pool is full, the least recently used sampler is loaded with the new weights once its requests have ended.
     """
@@ -267,7 +267,7 @@ def _engine_params(
 
 
 def _seed(seed: int | None, index: int) -> int | None:
-    """Return the seed of sample `index` of a request. It is not that of requests with nearby seeds."""
+    """Return the seed for sample `index` in a request. It differs from those for requests with nearby seeds."""
     if seed is None or index == 0:
         return seed
     return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")

@@ -62,7 +62,7 @@ class ClientSession:
 
 
 class Sessions:
-    """The open client sessions of the server, with the time of the last request of each."""
+    """The server's open client sessions, with the time of each session's last request."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

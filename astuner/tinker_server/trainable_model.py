@@ -137,7 +137,7 @@ class TrainableModel:
         return {name: value.detach().cpu().clone().contiguous() for name, value in named.items()}
 
     def weight_digests(self) -> dict[str, int]:
-        """Return the checksums of all weights, with adapters merged, in the dtype of the samplers."""
+        """Return checksums for all weights, with adapters merged, in the samplers' dtype."""
         weights = iterate_merged(self.model) if self._uses_lora else self.model.state_dict().items()
         return weight_digests(weights, self._base_model.dtype)
 
@@ -165,7 +165,7 @@ class TrainableModel:
 
 @torch.no_grad()
 def load_weights(model: Any, weights: Mapping[str, Tensor]) -> None:
-    """Load the result of `TrainableModel.weights` into a model of the same architecture.
+    """Load the result of `TrainableModel.weights` into a model with the same architecture.
 
     Raises:
         TinkerRequestError: a name or shape differs.

@@ -1,4 +1,4 @@
-"""Reads traces of deployed agents, with the feedback of their users, and converts them to training data."""
+"""Reads traces from deployed agents, with their users' feedback, and converts them to training data."""
 
 from __future__ import annotations
 

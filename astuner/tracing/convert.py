@@ -169,7 +169,7 @@ def _key(messages: Sequence[Message]) -> str:
 
 
 def _preferences(traces: Sequence[Trace], left_out: Counter[str]) -> list[dict[str, Any]]:
-    """Return pairs of an edit and the answer that it corrects, and of answers to one prompt with different ratings."""
+    """Return edits paired with the answers that they correct, and pairs of differently rated answers to one prompt."""
     rows, paired = [], set[str]()
     by_prompt: dict[str, list[Trace]] = {}
     for trace in traces:

@@ -152,7 +152,7 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 
 def traces_of(spans: Iterable[Span]) -> tuple[list[Trace], dict[str, list[str]]]:
-    """Return the traces of spans, ordered by time, and the places of invalid chat spans by reason.
+    """Return the traces that the spans form, ordered by time, and the places of invalid chat spans by reason.
 
     A chat span (`gen_ai.operation.name`) is an LLM call. Events `gen_ai.evaluation.result` of any span of a trace are
     its feedback. Traces without a chat span with messages are left out.

@@ -165,7 +165,7 @@ def read_rating(value: object) -> float | None:
 
 
 def read_feedback(row: Mapping[str, Any]) -> Feedback:
-    """Return the feedback in the fields `rating`, `edit` and `comment` of a row, or of its field `feedback`.
+    """Return the feedback in a row's fields `rating`, `edit` and `comment`, or in its field `feedback`.
 
     Raises:
         TraceProblem: a field is not valid.

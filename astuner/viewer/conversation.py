@@ -38,7 +38,7 @@ class Messages:
 
 
 def conversation(calls: Sequence[LlmCall]) -> list[tuple[object, str]]:
-    """Return the messages of calls without the repetitions of later calls, each with its author.
+    """Return the calls' messages without the repetitions in later calls, each with its author.
 
     The author is the name of the agent whose call generated the message; empty for other messages.
     """
@@ -58,7 +58,7 @@ def conversation(calls: Sequence[LlmCall]) -> list[tuple[object, str]]:
 
 
 def _author(message: object, call: int, is_last: bool, written: dict[str, int]) -> int | None:
-    """Return the index of the call that generated a message of `call`; `written` has the answers so far."""
+    """Return the index of the call that generated a message in `call`; `written` has the answers so far."""
     if not isinstance(message, Mapping) or message.get("role") != "assistant":
         return None
     # A call's last message is its answer. An agent may send a copy of the answer with its next call.

@@ -61,7 +61,7 @@ def open_database(folder: Path, cache: Path | None = None) -> sqlite3.Connection
 
 
 def database_file(folder: Path, cache: Path | None, version: str) -> Path:
-    """Return the file of a database of the run in `folder`.
+    """Return the database file for the run in `folder`.
 
     Args:
         folder: The run's folder.

@@ -1,4 +1,4 @@
-"""The API of the pages of episodes: groups, episodes, comparisons, tasks over steps, and exports."""
+"""The API for the episode pages: groups, episodes, comparisons, tasks over steps, and exports."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def _side(indexes: IndexCache, run: str, key: str) -> tuple[RecordedEpisode, dic
 
 
 def _group_details(folder: Path, path: str) -> dict[str, Any]:
-    """Return the transcript and the agents' advantages of an episode, for the page of its group."""
+    """Return an episode's transcript and its agents' advantages, for its group's page."""
     try:
         recorded = read_episode_at(folder, path)
         agents = by_agent(recorded.episode.calls, advantages_of_calls(recorded))

@@ -1,4 +1,4 @@
-"""Pages of the list of episodes, with the search in their texts."""
+"""Pages in the episode list, with a search in the episodes' texts."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def advantages_of_calls(recorded: RecordedEpisode) -> dict[str, float]:
 
 
 def by_agent(calls: Iterable[LlmCall], advantages: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Return the number of calls and the range of their advantages for each agent.
+    """Return the call count and the range of advantages for each agent.
 
     The range is None for an agent without trained calls.
     """
@@ -210,7 +210,7 @@ def by_agent(calls: Iterable[LlmCall], advantages: Mapping[str, float]) -> list[
 
 
 def transcript(episode: Episode) -> list[dict[str, Any]]:
-    """Return the messages of the longest conversation in the format of the chat API, with long texts cut.
+    """Return the longest conversation's messages in the chat API's format, with long texts cut.
 
     `agent` is the agent that wrote a message, or an empty text.
     """

@@ -9,7 +9,7 @@ _MAX_GROUPS = 50
 
 
 def failures(db: sqlite3.Connection) -> dict[str, Any]:
-    """Return the failed episodes of a run in groups of one error message, the largest group first.
+    """Return a run's failed episodes, grouped by error message, the largest group first.
 
     Returns:
         `episodes`, the number of failed episodes; `groups`, each with its `key`, its number of `episodes`, `tasks` and

@@ -1,4 +1,4 @@
-"""The API of the page of logs, and of notes about runs."""
+"""The API for the log page and for notes about runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Log files of a run, read in pieces of bounded size, and the tracebacks of its failed episodes."""
+"""A run's log files, read in pieces with bounded size, and its failed episodes' tracebacks."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def search_log(folder: Path, name: str, text: str, before: int | None = None) ->
 
 
 def tracebacks(folder: Path, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return groups of failed episodes, each with the `traceback` of its latest episode or None.
+    """Return groups of failed episodes, each with its latest episode's `traceback` or None.
 
     Args:
         folder: The run's folder.

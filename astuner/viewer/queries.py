@@ -83,7 +83,7 @@ class EpisodeFilter:
 
 
 def episodes(db: sqlite3.Connection, matching: EpisodeFilter, order: Order, offset: int, limit: int) -> dict[str, Any]:
-    """Return a page of the matching episodes, and the number of all matching episodes."""
+    """Return one page of the matching episodes, and how many match in all."""
     condition, values = matching.condition()
     total = db.execute(f"select count(*) from episodes where {condition}", values).fetchone()[0]
     rows = db.execute(
@@ -103,7 +103,7 @@ def episode_by_key(db: sqlite3.Connection, key: str) -> dict[str, Any] | None:
 
 
 def labels(db: sqlite3.Connection) -> dict[str, list[str]]:
-    """Return the values of the filters: agents, tags, finish reasons, causes of forks, and kinds of errors."""
+    """Return the filters' values: agents, tags, finish reasons, fork causes, and error kinds."""
     values: dict[str, list[str]] = {"agent": [], "tag": [], "finish": [], "fork": [], "error": []}
     for row in db.execute("select kind, value from labels order by kind, value"):
         if len(values[row["kind"]]) < _MAX_LABELS:
@@ -126,7 +126,7 @@ def steps(db: sqlite3.Connection) -> list[dict[str, Any]]:
 
 
 def groups(db: sqlite3.Connection, step: int, split: str) -> list[dict[str, Any]]:
-    """Return sums and means over each group of a step, that is, over the episodes of a task."""
+    """Return sums and means over each group in a step, that is, over the episodes for a task."""
     sql = f"select task_key, min(task) as task, min(query) as query, {_SUMS} from episodes where step = ? and split = ?"
     return [dict(row) for row in db.execute(f"{sql} group by task_key order by min(id)", (step, split))]
 
@@ -160,7 +160,7 @@ def metrics(db: sqlite3.Connection, after: int, generation: str | None) -> dict[
 
 
 def counts(db: sqlite3.Connection) -> dict[str, Any]:
-    """Return the number of episodes, of failed episodes and of damaged lines of the record, and the last step."""
+    """Return how many episodes, failed episodes and damaged record lines there are, and the last step."""
     row = db.execute("select count(*) as episodes, max(step) as step from episodes").fetchone()
     failed = db.execute("select count(*) from episodes where failure is not null").fetchone()[0]
     last = db.execute("select max(step) from metrics").fetchone()[0]
@@ -182,7 +182,7 @@ def logged_seconds(db: sqlite3.Connection) -> float | None:
 
 
 def metric_values(db: sqlite3.Connection, name: str) -> list[float]:
-    """Return the values of a metric in the order of logging."""
+    """Return a metric's values in logging order."""
     rows = db.execute("select value from metrics where name = ? and value is not null order by id", (name,))
     return [row["value"] for row in rows]
 

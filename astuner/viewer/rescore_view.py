@@ -1,4 +1,4 @@
-"""JSON content of the page of a rescored run."""
+"""JSON content for a rescored run's page."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MAX_EPISODES = 300
 
 
 def rescore_list(folder: Path) -> list[dict[str, Any]]:
-    """Return the rescored versions of the run in `folder`, for the page of the run."""
+    """Return the rescored versions of the run in `folder`, for the run's page."""
     return [
         {
             "name": name, "judge": shorten(rescore.judge), "episodes": rescore.episodes, "changed": rescore.changed,

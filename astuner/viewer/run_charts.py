@@ -44,7 +44,7 @@ def add_chart_routes(app: FastAPI, indexes: IndexCache) -> None:
 
 
 def rewards_by_step(db: sqlite3.Connection) -> dict[str, Any]:
-    """Return the distribution of the training rewards of each step.
+    """Return the distribution of training rewards in each step.
 
     Returns:
         `low` and `high`, the range of all rewards; `bins`, the number of equal bins of this range; and `steps`, one

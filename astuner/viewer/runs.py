@@ -39,7 +39,7 @@ class Runs:
     """The runs in one folder. The folder is scanned on each call, because new runs may appear."""
 
     def __init__(self, folder: Path) -> None:
-        """Open `folder`: the folder of a run, or a folder of runs, which may still be empty.
+        """Open `folder`: one run's folder, or a folder with runs, which may still be empty.
 
         Raises:
             RecordError: If there is no such folder.
@@ -127,14 +127,14 @@ class IndexCache:
 
 
 class RunList:
-    """The rows of the list of runs. Runs with unchanged files are not read again: the page polls every two seconds."""
+    """The rows in the list of runs. Runs with unchanged files are not read again: the page polls every two seconds."""
 
     def __init__(self, indexes: IndexCache) -> None:
         self._indexes = indexes
         self._cached: dict[Path, tuple[tuple[FileVersion | None, ...], dict[str, Any], RunSummary | None]] = {}
 
     def metric_names(self) -> list[str]:
-        """Return the names of the metrics of all runs."""
+        """Return the metric names in all runs."""
         self.rows()
         return sorted({name for _, row, _ in self._cached.values() for name in row["last"]})
 

@@ -1,4 +1,4 @@
-"""Protection of the viewer against requests of other sites, and of the browser against content of a record."""
+"""Protects the viewer against requests from other sites, and the browser against content in a record."""
 
 from __future__ import annotations
 

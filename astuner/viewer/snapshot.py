@@ -200,7 +200,7 @@ def _spread(places: Sequence[Any]) -> list[Any]:
 
 
 def _listed(db: sqlite3.Connection, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the rows of the list of episodes with the labels that filter them, without repeating the names."""
+    """Return the rows in the list of episodes with the labels that filter them, without repeating the names."""
     labels: dict[int, list[tuple[str, str]]] = {}
     names = "select episode, kind, value from episode_labels join labels on labels.id = label"
     for number, kind, value in db.execute(names):

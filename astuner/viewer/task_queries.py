@@ -17,7 +17,7 @@ _PICKS = {
 
 
 def task_steps(db: sqlite3.Connection, task: str) -> list[dict[str, Any]]:
-    """Return the number of episodes and failures of a task, and its rewards, by split and step.
+    """Return a task's numbers of episodes and failures, and its rewards, by split and step.
 
     Args:
         db: The run's database.
@@ -41,7 +41,7 @@ def task_picks(db: sqlite3.Connection, task: str, split: str) -> dict[str, dict[
 
 
 def neighbours(db: sqlite3.Connection, row: dict[str, Any]) -> dict[str, str | None]:
-    """Return the keys of the previous and the next episode of an episode's step, in the order of the record."""
+    """Return the keys of the previous and the next episode in an episode's step, in record order."""
     keys = {}
     for name, comparison, order in (("previous", "<", "desc"), ("next", ">", "asc")):
         sql = f"select key from episodes where split = ? and step = ? and id {comparison} ? order by id {order} limit 1"

@@ -47,7 +47,7 @@ Mode = Literal["words", "parts"]
 
 
 def text_database(folder: Path, cache: Path | None) -> Path:
-    """Return the database of the text search of the run in `folder`; see `database_file`."""
+    """Return the text search database for the run in `folder`; see `database_file`."""
     return database_file(folder, cache, _VERSION)
 
 
@@ -187,7 +187,7 @@ class TextIndex:
     def excerpts(
         self, query: TextQuery, kind: str | None, mode: Mode, ids: Sequence[int], generation: str
     ) -> dict[int, dict[str, Any]]:
-        """Return the parts of the texts that match, by the id of the episode, in bounded time."""
+        """Return the matching parts of the texts, by episode id, in bounded time."""
         found = {}
         end = time.monotonic() + _MAX_EXCERPTS
         for number, content in self._rows("content", ids, generation):
@@ -313,7 +313,7 @@ class TextIndex:
                 return
 
     def _synchronise(self, db: sqlite3.Connection, episodes: EpisodeList) -> bool:
-        """Read the texts of new episodes and remove those of removed ones. Return whether there were any."""
+        """Read new episodes' texts and remove those of removed episodes. Return whether there were new ones."""
         db.execute("begin immediate")
         row = db.execute("select value from facts where name = 'generation'").fetchone()
         if row is None or row[0] != episodes.generation:

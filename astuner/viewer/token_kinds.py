@@ -1,4 +1,4 @@
-"""Origin of the tokens of a trie: sampled by a call, trained in a sample, or written by the chat template."""
+"""Where a trie's tokens come from: sampled by a call, trained in a sample, or written by the chat template."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def _texts(content: object) -> list[str]:
 
 
 def _pieces(trie: Trie, call: int, begin: int, end: int) -> list[tuple[int, int, int]]:
-    """Return the pieces of segments that hold tokens `begin` to `end` of a call as (segment, from, to)."""
+    """Return the segment pieces that hold a call's tokens `begin` to `end`, as (segment, from, to)."""
     pieces = []
     for number in trie.path(call):
         segment = trie.segments[number]

@@ -1,4 +1,4 @@
-"""Texts of token ids, from the tokenizer of the tuned model."""
+"""Texts for token ids, from the tuned model's tokenizer."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _candidates(folder: Path, name: Any) -> list[Path]:
 
 @lru_cache(maxsize=1)
 def _byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character of a byte-level vocabulary, in the mapping of GPT-2."""
+    """Return the byte for each character in a byte-level vocabulary, as GPT-2 maps them."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     alphabet = {chr(byte): byte for byte in printable}
     others = [byte for byte in range(256) if byte not in printable]

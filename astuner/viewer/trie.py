@@ -39,7 +39,7 @@ class Trie:
         return self._ends[call]
 
     def path(self, call: int) -> list[int]:
-        """Return the indices of the segments of a call's prompt and completion, from the root."""
+        """Return the segment indices for a call's prompt and completion, from the root."""
         return self.path_to(self._ends[call])
 
     def path_to(self, segment: int) -> list[int]:
@@ -51,7 +51,7 @@ class Trie:
         return path[::-1]
 
     def leaves(self) -> list[int]:
-        """Return the index of the last segment of each timeline, in depth-first order."""
+        """Return the index of each timeline's last segment, in depth-first order."""
         leaves, stack = [], self._roots[::-1]
         while stack:
             number = stack.pop()

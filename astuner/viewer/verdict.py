@@ -1,4 +1,4 @@
-"""The expected answer, the agent's answer and the judge of an episode, for the top of its page."""
+"""An episode's expected answer, agent's answer and judge, for the top of its page."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def word_diff(left: str, right: str, budget: DiffBudget) -> tuple[list[Piece], l
 def _blocks(
     left: Sequence[str], right: Sequence[str], budget: DiffBudget
 ) -> list[tuple[bool, Sequence[str], Sequence[str]]]:
-    """Return runs of equal items and of items that differ."""
+    """Return runs of equal items, and runs in which the items differ."""
     start = _common(left, right)
     end = _common(left[start:][::-1], right[start:][::-1])
     old, new = left[start : len(left) - end], right[start : len(right) - end]

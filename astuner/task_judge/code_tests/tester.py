@@ -79,7 +79,7 @@ class Solution:
         self.names = [name for name in answer["names"] if isinstance(name, str)]
 
     def request(self, operation: str, *arguments: object, number: int = 0, **named: object) -> Any:
-        """Return the result of an operation in the process of the solution.
+        """Return the result of an operation in the solution's process.
 
         Raises:
             SolutionEnded: the process has ended.

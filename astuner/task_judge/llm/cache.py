@@ -1,4 +1,4 @@
-"""A cache of the answers of an LLM on disk, by the content of the question."""
+"""A cache on disk for an LLM's answers, by the question's content."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ CANNOT_TELL = "llm_cannot_tell"
 
 
 class LlmJudge(BaseJudge):
-    """Base class of judges that ask the model `task_judge.alien_llm_model` at the endpoint of `task_judge.llm`.
+    """Base class for judges that ask the model `task_judge.alien_llm_model` at the endpoint in `task_judge.llm`.
 
     An episode for which the model gives no usable answer is unscored.
     """

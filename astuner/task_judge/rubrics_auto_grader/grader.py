@@ -30,7 +30,7 @@ class ListwiseRubricsGrader(GroupRankingJudge):
     """Ranks the answers of a group by learned rubrics; the rewards go from `max_score` to `min_score`."""
 
     async def judged(self, question: str, answer: str, reference: str = "") -> Judgement:
-        """Return the judgement of a single answer, which has a score instead of a rank."""
+        """Return the judgement for a single answer, which has a score instead of a rank."""
         return in_range(await super().judged(question, answer, reference), self.config.rubrics_auto_grader)
 
     async def compute_group_rewards(

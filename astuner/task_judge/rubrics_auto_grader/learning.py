@@ -100,7 +100,7 @@ class Agreement:
 
 
 def load_or_learn_rubrics(config: TaskJudgeConfig, tasks: TaskSet) -> Rubrics:
-    """Return the rubrics of `rubrics_path`, or of an earlier run with the same samples and settings, or learn them.
+    """Return the rubrics from `rubrics_path`, or from an earlier run with the same samples and settings, or learn them.
 
     Raises:
         JudgeError: the grading model gave no usable answer, or cannot be asked.
