@@ -132,8 +132,8 @@ def length_weighted_advantages(
 ) -> Tensor:
     """Return each reward minus its group's mean reward, weighted by episode length.
 
-    OPO (arXiv:2505.23585): the baseline that minimises the variance of the gradient is the mean reward weighted by the
-    squared norm of the gradient of log π(y), which is about proportional to the length of y: sum of l r / sum of l.
+    OPO (arXiv:2505.23585): the baseline that minimises the gradient's variance is the mean reward, weighted by the
+    squared norm of ∇ log π(y), which is about proportional to y's length: sum of l r / sum of l.
 
     Args:
         rewards: [E] float, one per episode.
@@ -225,8 +225,9 @@ def group_decoupled_advantages(
 def call_reward_std(rewards: Tensor, call_variances: Tensor, group_ids: Tensor) -> Tensor:
     """Return the standard deviation that divides the advantages of calls that have their own rewards.
 
-    It is the standard deviation of the episodes' rewards in the group, as for the advantage of an episode, but at least
-    `MIN_CALL_STD` times that of the rewards of calls: episodes of equal rewards can contain calls of unequal rewards.
+    It is the standard deviation of the episodes' rewards in the group, as for an episode's advantage, but at least
+    `MIN_CALL_STD` times the call rewards' standard deviation: episodes of equal rewards can contain calls of unequal
+    rewards.
 
     Args:
         rewards: [E] float, the episodes' rewards.

@@ -4,8 +4,8 @@ The loss is the sum over all rows and tokens of token loss × token weight. The 
 mini-batch before the first forward pass, so that the gradients of its micro-batches add up to the gradient of the loss,
 no matter how it is split.
 
-Let c be the number of times that a token is trained (`Sample.train_counts`), E the number of episodes that train a
-token, and n_e the sum of c over all samples of episode e. The weight of a token of episode e is
+Let c be how often a token is trained (`Sample.train_counts`), E the number of episodes that train a token, and n_e the
+sum of c over all samples in episode e. The weight of a token of episode e is
 
     token-mean                c / sum over e of n_e             DAPO, arXiv:2503.14476, eq. 8 and 12
     seq-mean-token-mean       c / (E × n_e)                     GRPO, arXiv:2402.03300, eq. 3

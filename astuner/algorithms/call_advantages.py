@@ -79,8 +79,8 @@ def anchor_state_advantages(episodes: Sequence[Episode], by_std: bool) -> list[d
     """Return each step's advantage over the steps in its group that begin in the same state.
 
     GiGPO (Feng et al., "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978): the
-    steps of all episodes of a task that begin in one state, the anchor state, form a group. The advantage of a step is
-    its discounted return minus the mean of the group, divided by the standard deviation of the group.
+    steps of all episodes of a task that begin in one state, the anchor state, form a group. A step's advantage is its
+    discounted return minus the group's mean, divided by the group's standard deviation.
 
     Args:
         episodes: E episodes. Calls without a `step` take no part.

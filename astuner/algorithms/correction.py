@@ -144,8 +144,8 @@ def _exp(log_ratio: Tensor) -> Tensor:
 class CorrectionMetrics:
     """Sums over trained tokens, weighted by their train counts: scalar float64 tensors without gradient.
 
-    The importance ratios are those of the tokens, or of the calls if the weights are those of calls. They are
-    measured before truncation and masking, so they do not depend on the bounds of the correction.
+    The importance ratios are per token, or per call if the weights are. They are measured before truncation and
+    masking, so they do not depend on the bounds of the correction.
 
     Attributes:
         tokens: the number of trained tokens.
@@ -212,7 +212,7 @@ def correction_summary(sums: Mapping[str, float], suffix: str = "") -> dict[str,
 
     Returns:
         The mean and the largest gap in nats, the effective sample size as a fraction of the tokens, and the shares of
-        truncated and of masked tokens.
+        truncated and masked tokens.
     """
     tokens = max(sums["tokens"], 1.0)
     squares = sums["ratio_squares"]

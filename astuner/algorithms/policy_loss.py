@@ -40,9 +40,9 @@ def clipped_surrogate_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
 def sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     """Return -min(s A, clip(s) A) at each token, where s is the length-normalised ratio of the token's call.
 
-    GSPO (arXiv:2507.18071, eq. 5 and 7): s = (π(y) / π_old(y))^(1 / |y|), the geometric mean of the ratios of the
-    tokens of y. All tokens of a call are clipped together and have the same gradient. The sequence y is the completion
-    of one LLM call; in an episode with one call, this is the paper's response. A token that several calls share has the
+    GSPO (arXiv:2507.18071, eq. 5 and 7): s = (π(y) / π_old(y))^(1 / |y|), the geometric mean of the ratios at y's
+    tokens. All tokens of a call are clipped together and have the same gradient. The sequence y is the completion of
+    one LLM call; in an episode with one call, this is the paper's response. A token that several calls share has the
     mean of their losses, which times `train_counts` is their sum.
 
     Raises:
@@ -68,8 +68,8 @@ def sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
 def token_sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     """Return -min(s A, clip(s) A) at each token, where s = sg(s of the call) × r / sg(r) and sg is the stop-gradient.
 
-    GSPO-token (arXiv:2507.18071, eq. 13 and 14): the value of s is that of GSPO, but its gradient is that of the token,
-    so each token can have its own advantage. If all tokens of a call have the same advantage, the gradient is that of
+    GSPO-token (arXiv:2507.18071, eq. 13 and 14): s has GSPO's value, but the token's gradient, so each token
+    can have its own advantage. If all tokens of a call have the same advantage, the gradient equals that of
     `sequence_clipped_loss`.
 
     Raises:

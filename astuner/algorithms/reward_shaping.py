@@ -49,9 +49,9 @@ def episode_sums(values: Tensor, train_counts: Tensor, episode_index: Tensor, n_
 def rewards_with_kl(rewards: Tensor, kl_sums: Tensor, kl_coef: float) -> Tensor:
     """Return reward - kl_coef × KL estimate of the episode.
 
-    As in RLOO (arXiv:2402.14740) with k1, the KL of a response is the sum over its tokens. All tokens of an episode
-    have the same advantage, so the advantage of a token includes the KL of earlier tokens. Compared with REINFORCE++,
-    which sums over the tokens that follow (arXiv:2501.03262v9), this adds variance but no bias.
+    As in RLOO (arXiv:2402.14740) with k1, the KL of a response is the sum over its tokens. All tokens in an episode
+    have the same advantage, so a token's advantage includes earlier tokens' KL. Compared with REINFORCE++, which sums
+    over the tokens that follow (arXiv:2501.03262v9), this adds variance but no bias.
 
     Args:
         rewards: [E] float, one per episode.

@@ -83,10 +83,10 @@ def compare_measurements(a: Measurements, b: Measurements) -> Difference | None:
     If both have equal seeds, this is the paired t-test, otherwise Welch's t-test: B. L. Welch, "The generalization of
     'Student's' problem when several different population variances are involved", Biometrika 34 (1947). C. Colas,
     O. Sigaud and P.-Y. Oudeyer, "A Hitchhiker's Guide to Statistical Comparisons of Reinforcement Learning Algorithms"
-    (2019), measured the error rates of such tests on returns of few seeds, and recommend Welch's.
+    (2019), measured such tests' error rates on returns from few seeds, and recommend Welch's.
 
     A variance over three seeds is sometimes close to zero by chance. The variance of a difference is therefore at least
-    that of the sampling of the validation episodes.
+    the validation episodes' sampling variance.
 
     Args:
         a, b: the measure in both results.

@@ -73,7 +73,7 @@ class TrainerMapping:
 
     Attributes:
         trainer: name of the backbone, and of the user's section that is passed to the trainer.
-        uses: the declared use of each key or section of astuner, in the order of the schema.
+        uses: the declared use of each astuner key or section, in schema order.
         facts: trainer key to rule, for values that no key of astuner determines.
         fixed: trainer key to its fixed value.
         reserved: trainer key or section that users cannot set, to the reason.

@@ -93,7 +93,7 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
         The samples, in an order that does not depend on the order of `calls`. Their weights sum to 1.
 
     Raises:
-        ValueError: the number of logprobs of a call differs from the number of its completion tokens.
+        ValueError: a call has more or fewer logprobs than completion tokens.
     """
     trained = [call for call in calls if call.trained and call.completion_ids]
     for call in trained:

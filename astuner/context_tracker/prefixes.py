@@ -1,8 +1,8 @@
 """Encoding of token ids as bytes, to find shared prefixes by sorting.
 
 Big-endian bytes sort in the order of the id sequences, so Python's fast comparison of bytes replaces a trie: in sorted
-order, a sequence that is a prefix of another one is a prefix of the next one, and the number of distinct prefixes is
-the total length minus the lengths of the prefixes that neighbours share.
+order, a sequence that is another one's prefix is also the next one's, and the number of distinct prefixes is the total
+length minus the lengths that neighbours share as prefixes.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class TemplateFacts:
             message, the name of an offered tool, and the result of a tool call; None if the template rejects them.
         split_controls: control texts of the rendered prompts that the tokenizer splits into several tokens.
         unknown_share: share of the tokens of the rendered prompts that are the tokenizer's unknown token.
-        bos_count: number of begin-of-sequence tokens at the start of a prompt.
+        bos_count: number of begin-of-sequence tokens at a prompt's start.
         reads_tool_calls: whether the renderer knows the format in which the model calls tools.
     """
 

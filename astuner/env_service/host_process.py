@@ -1,8 +1,8 @@
 """The processes of environments, and the process that forks them.
 
 `python -m astuner.env_service.host_process FD` imports the modules of the environments and forks a process for each
-request on socket FD (see `hosts.py`, which sends them). The forked process, a host, has the objects of one instance, or
-of all instances of an `is_async` environment, and of the lists of tasks. It ends when its own socket is closed.
+request on socket FD (see `hosts.py`, which sends them). The forked process, a host, has the objects for one instance,
+or for all instances if the environment `is_async`, and for the task lists. It ends when its own socket is closed.
 
 Messages to a host are a length and JSON. Messages from it are a length, the number of the request, 1 or 0 for success,
 and JSON: the result, or an `ErrorInfo`.

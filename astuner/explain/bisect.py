@@ -52,7 +52,7 @@ class FirstDifference:
     Attributes:
         kind: what differs; `gradient` is the norm of the gradient.
         step: the training step; 0 is before the first update.
-        name: the name of the metric, of the field of the episode, or "".
+        name: the name of the metric or the episode field, or "".
         first, second: the values of the two runs.
         split: `train` or `val`; None for a metric.
         task_id, episode_id: the task and the episode, if the difference is in one.

@@ -75,8 +75,8 @@ def packed_memory(weight: Tensor) -> Tensor | None:
         weight: [rows, columns]. It must outlive the result.
 
     Returns:
-        [rows, columns or more]. Each block of 64 rows has the values of the same rows of the weight, in another order,
-        and zeros. None if oneDNN's layout on this processor has no such blocks.
+        [rows, columns or more]. Each block of 64 rows has the values in the weight's same rows, in another order, and
+        zeros. None if oneDNN's layout on this processor has no such blocks.
     """
     operations = ("data_ptr", "_nbytes", "_get_mkldnn_serialized_md")
     if not all(hasattr(torch.ops.mkldnn, name) for name in operations):

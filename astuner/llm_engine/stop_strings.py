@@ -42,8 +42,8 @@ class StopStrings:
 
         None if no string occurs.
 
-        The ids are those that were sampled. Only if a token holds the end of the text and the beginning of the string,
-        the rest of the text is tokenised.
+        The ids are those that were sampled. Only if a token holds the text's end and the string's beginning, the rest
+        of the text is tokenised.
         """
         text = self._decode(sampled)
         found = [(text.index(string), string) for string in self._strings if string in text]

@@ -55,7 +55,7 @@ class Divergence:
 class CallIndex:
     """An index of an episode's calls by conversation prefix and by answer.
 
-    The time of `add` and of `find_divergence` is proportional to the number of messages, not to the number of calls.
+    `add` and `find_divergence` take time proportional to the number of messages, not calls.
     """
 
     codec: ChatCodec

@@ -1,7 +1,7 @@
 """Parsers for tool calls in an answer's text, for chat templates that `renderers` does not support.
 
-The parsers of `renderers` need the delimiters as single tokens of the vocabulary, and treat every text argument of the
-XML formats as malformed. These read the decoded text, and leave the types of XML arguments to the tool's schema.
+The parsers in `renderers` need the delimiters as single vocabulary tokens, and treat every text argument in the XML
+formats as malformed. These read the decoded text, and leave the types of XML arguments to the tool's schema.
 """
 
 from __future__ import annotations

@@ -89,8 +89,8 @@ def override_actor_options(overrides: Callable[[str, Any], dict[str, Any]]) -> C
     Libraries have no setting for the nodes and the resources of their actors.
 
     Args:
-        overrides: returns options of Ray that replace those of an actor, from the module of its class and its
-            scheduling strategy, which is None by default.
+        overrides: returns Ray options that replace an actor's own, from its class's module and its scheduling strategy,
+            which is None by default.
     """
     from ray.actor import ActorClass
 

@@ -4,7 +4,7 @@ A secret is
 
 - the value of an environment variable whose name indicates a secret (`DASHSCOPE_API_KEY`, `PGPASS`, see `names`), and
   each part of a value that joins several with `|`, `,` or `;`;
-- the value of a key of the configuration or of a command-line option with such a name;
+- the value of a configuration key or command-line option with such a name;
 - a text in the format of a secret: the key of a well-known service, credentials in a URL or a header (see
   `formats`).
 

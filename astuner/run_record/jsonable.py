@@ -122,7 +122,7 @@ def encode(value: object, redact: Redact) -> dict[str, Any]:
     Tuples of numbers are copied without a check of each number, for speed. If they hold NaN, `dump_json` raises.
 
     Args:
-        value: An instance of a dataclass of `astuner.schema` or of the run record.
+        value: An instance of a dataclass from `astuner.schema` or the run record.
         redact: Applied to every text.
     """
     cls: Any = type(value)

@@ -3,8 +3,8 @@
     "updates": [{"advantages": [[812, 0.5], [40, -1.0]], "logprobs": "AACAvw…", "entropies": "AACAPw…"}]
 
 has one entry per sample. `advantages` holds runs of trained tokens with equal advantage as [count, advantage].
-`logprobs` and `entropies` hold little-endian float32 numbers in base64: a fifth of the size of decimal text and a
-thousandth of the time to write. Records of older versions have no `entropies`.
+`logprobs` and `entropies` hold little-endian float32 numbers in base64: a fifth of decimal text's size, and a
+thousandth of its time to write. Records of older versions have no `entropies`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ Part = tuple[Any, int, int]
 class Packed(Sequence[T]):
     """An immutable number sequence that equals the tuple with the same numbers.
 
-    It consists of parts of arrays, which other sequences may share, of ranges of step 1, and of repeated numbers. So
+    It consists of array parts, which other sequences may share, ranges with step 1, and repeated numbers. So
     the prompts of an episode, each of which contains the one before, need four bytes per distinct token together. The
     arrays may be extended; the part that a sequence refers to must not change.
 

@@ -89,9 +89,9 @@ class WorkflowOutput:
     """The output of a workflow.
 
     Attributes:
-        reward: the reward of the episode; None if the judge computes it. A mapping has the rewards of the agents by
-            name (every trained agent must be in it), and a list the rewards of the LLM calls in the order of
-            `ModelTuner.calls`; the reward of the episode is then their mean.
+        reward: the reward of the episode; None if the judge computes it. A mapping has the agents' rewards by name
+            (every trained agent must be in it), and a list the LLM calls' rewards in the order of `ModelTuner.calls`;
+            the reward of the episode is then their mean.
         is_success: whether the task was solved; None means `reward > 0`.
         metadata: data for the judge, for example `{"final_answer": "42"}`.
         log_metrics: numbers that are averaged over the step and logged.

@@ -36,7 +36,7 @@ class SamplingParams:
         top_k: keep the k most likely tokens; -1 for all.
         max_tokens: the maximum number of generated tokens, including the stop token.
         stop_token_ids: generation ends after any of these tokens, which is part of the completion.
-        seed: makes the sampling of this request reproducible, regardless of the other requests of its batch.
+        seed: makes this request's sampling reproducible, regardless of other requests in its batch.
         stop: generation ends after the token that completes any of these strings. All tokens are part of the
             completion. Engines without a tokenizer ignore it, so the caller drops the tokens after the string.
         presence_penalty: subtracted from the logits of the tokens that the completion already has.

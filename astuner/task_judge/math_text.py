@@ -76,8 +76,8 @@ class PlainNumber:
 def final_answer(text: str) -> tuple[str, bool]:
     r"""Return the final answer in `text`, and whether it is marked as such.
 
-    The answer is the content of the last complete `\boxed{…}` (the inner one of nested boxes), else the rest of the
-    line after the last `####` (as in GSM8K), else the whole text. Takes linear time.
+    The answer is the content of the last complete `\boxed{…}` (in nested boxes, the inner one), else what follows the
+    last `####` on its line (as in GSM8K), else the whole text. Takes linear time.
     """
     boxed = last_boxed(text)
     if boxed is not None:

@@ -24,7 +24,7 @@ class ValidationResult:
         reward: mean reward; NaN without episodes.
         episodes: the number of episodes with a reward.
         lost: the number of episodes that have no reward after all attempts; not included in the other numbers.
-        pass_at_k: for each k, the unbiased estimate of the probability that one of k episodes of a task succeeds.
+        pass_at_k: for each k, the unbiased estimate for the probability that one of a task's k episodes succeeds.
         success_by_source: success rate by reader of a mixture; empty without a mixture.
     """
 

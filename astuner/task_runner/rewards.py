@@ -38,7 +38,7 @@ def with_rewards(calls: Sequence[LlmCall], reward: Reward, *, judged: bool = Fal
 
     Args:
         calls: the calls of an episode.
-        reward: the reward of the episode, of its agents, or of its calls.
+        reward: the reward for the episode, its agents, or its calls.
         judged: whether the reward comes from the judge, for messages.
 
     Raises:

@@ -31,8 +31,8 @@ class TinkerLoss:
         inputs: required inputs of a datum in addition to `target_tokens`, one number per token.
         optional: optional inputs; they default to 1 per token.
         options: keys of `loss_fn_config` with their defaults.
-        compute: maps the log-probabilities of the targets of one sequence [N], the inputs [N] and the options to the
-            loss of each token [N].
+        compute: maps one sequence's target log-probabilities [N], the inputs [N] and the options to each token's loss
+            [N].
     """
 
     inputs: tuple[str, ...]

@@ -56,8 +56,8 @@ def read_traces(source: Path, feedback: Path | None = None, *, skip_bad_rows: bo
     """Read the traces of a source.
 
     Args:
-        source: AgentScope Studio's `database.sqlite`, a file of OTLP JSON or of chats in OpenAI's format, or the folder
-            of a run.
+        source: AgentScope Studio's `database.sqlite`, a file with OTLP JSON or with chats in OpenAI's format, or a
+            run's folder.
         feedback: a file of JSON lines with `trace_id` and `rating`, `edit` or `comment`.
         skip_bad_rows: skip, log and count invalid rows and spans instead of raising an error.
 

@@ -118,7 +118,7 @@ def message_keys(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return a text for each message that is equal for equal messages.
 
     Clients repeat an answer in another form: without its reasoning, with null instead of an empty content, or with
-    other spacing of the arguments of a tool call. This makes no difference.
+    other spacing in a tool call's arguments. This makes no difference.
     """
     return [
         json.dumps([m["role"], content_text(m), _call_keys(m.get("tool_calls")), m.get("tool_call_id")], sort_keys=True)

@@ -32,8 +32,8 @@ class EpisodeFilter:
         error: Kind of the error; `any` matches all kinds.
         failure: Key of a group of failed episodes; see `astuner.viewer.failures`.
         least, most: Inclusive bounds of the reward.
-        text: Part of the task id, the episode id, the kind of the error, the first 200 characters of the task's query,
-            or the first 500 characters of the error.
+        text: Part of the task id, the episode id, the error kind, the task query's first 200 characters, or the error's
+            first 500 characters.
         ids: Ids of episodes. An episode matches if it has one of them or contains `text`.
     """
 

@@ -13,8 +13,8 @@ _WORTH_RETURNING = 2**30
 def return_free_memory() -> None:
     """Return freed memory to the operating system.
 
-    glibc keeps freed blocks of up to 32 MiB. Rollout, micro-batches, optimizer and sync allocate blocks of different
-    sizes, so the process would hold the sum of their peaks instead of the highest peak.
+    glibc keeps freed blocks of up to 32 MiB. Rollout, micro-batches, optimizer and sync allocate blocks with different
+    sizes, so the process would hold their peaks' sum instead of the highest peak.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
     if trim is not None and psutil.Process().memory_info().rss > _WORTH_RETURNING:

@@ -22,7 +22,7 @@ class PackCosts:
         per_token: operations per token.
         per_pair: operations per pair of tokens that an attention kernel computes. A causal kernel computes half of all
             pairs, a kernel with a mask all of them.
-        per_batch: operations that take as long as the overhead of one batch of pieces of a packing.
+        per_batch: operations that take as long as the overhead for one batch of a packing's pieces.
     """
 
     per_token: float

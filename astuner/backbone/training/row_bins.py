@@ -49,7 +49,7 @@ class UpdateTokens:
 
     Attributes:
         computed: number of tokens that were computed, including padding.
-        distinct: number of distinct prefixes of the rows of each mini-batch, the minimum that must be computed.
+        distinct: number of distinct prefixes in each mini-batch's rows, the minimum that must be computed.
     """
 
     computed: int = 0

@@ -1,7 +1,7 @@
 """Attention of few tokens in bfloat16 on a CPU.
 
 PyTorch's attention kernel for CPUs multiplies small matrices one by one. Its backward pass reaches a twentieth of the
-processor's rate for answers of some tens of tokens. Batched products of the heads that share keys take a quarter of
+processor's rate for answers with some tens of tokens. Batched products of the heads that share keys take a quarter of
 the time, up to some hundred keys.
 """
 

@@ -78,8 +78,8 @@ class TaskBatch:
 
     Attributes:
         request: the episodes to run.
-        shares: number of parts of nearly equal size, each of which one runner takes. They consist of whole tasks unless
-            there are more parts than tasks.
+        shares: number of parts, which are nearly equally large; one runner takes each. They consist of whole tasks
+            unless there are more parts than tasks.
         min_version: the oldest weights to sample with, counted in the trainer's own steps.
         weights_pushed: True if the trainer pushes weights; False if the explorer must pull them.
     """

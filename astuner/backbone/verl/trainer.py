@@ -89,8 +89,8 @@ def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) 
 def _actor_options(module: str, strategy: object) -> dict[str, Any]:
     """Return the options that replace an actor's own options, for actors of verl or TransferQueue.
 
-    The router of requests and the controller of TransferQueue run on this node and reserve no CPU. The storage of
-    TransferQueue reserves no CPU either, because the training workers of its node may need all of them.
+    The request router and TransferQueue's controller run on this node and reserve no CPU. TransferQueue's storage
+    reserves no CPU either, because the training workers on its node may need all of them.
     """
     package = module.partition(".")[0]
     if strategy is None and package in ("verl", "transfer_queue"):

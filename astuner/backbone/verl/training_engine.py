@@ -1,6 +1,6 @@
 """verl's FSDP engine with micro-batches of bounded cost, and with packed rows without flash-attention.
 
-verl packs the rows of a micro-batch only with flash-attention, and bounds the number of tokens of padded micro-batches
+verl packs a micro-batch's rows only with flash-attention, and bounds the number of tokens in padded micro-batches
 without their padding. Here, the bound includes the padding. Models that support packed attention compute the rows of a
 micro-batch as one sequence without padding, and their common prefixes once where that is cheaper.
 """

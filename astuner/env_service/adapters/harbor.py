@@ -66,14 +66,14 @@ class HarborEnvironment(Environment):
         """Read the tasks.
 
         Args:
-            folder: path of a task folder, or of a folder of them.
+            folder: path of a task folder, or a folder with task folders.
             max_steps: the number of commands after which a task ends.
             command_timeout: seconds after which a command is ended.
-            max_output: bytes of stdout and of stderr of a command that the agent sees.
+            max_output: bytes that the agent sees from a command's stdout and stderr, each.
             validation_share: the share of the tasks, from 0 to 1, that belong to the split `validation`. A hash of
                 their names selects them.
-            base_images: patterns of base images of which the tasks need no files, in addition to those of Ubuntu,
-                Debian and Python.
+            base_images: patterns of base images from which the tasks need no files, in addition to the Ubuntu, Debian
+                and Python images.
             skip_unsupported: whether to leave out tasks that the sandbox cannot run. Otherwise, they are an error.
 
         Raises:

@@ -56,9 +56,9 @@ class EmbeddedEngine:
     forward pass. If the model is also trained, pass a copy, unless `update_weights` only ever receives the state dict
     of this same model.
 
-    Memory: the KV cache of running requests grows with their lengths (within a factor of four, because lengths and
-    numbers of lanes are rounded up), to at most half of the memory that is free when the engine is created. Beyond
-    that, the most recent requests are preempted and recomputed later. The prefix cache is additional.
+    Memory: the running requests' KV cache grows with their lengths (within a factor of four, because lengths and lane
+    counts are rounded up), to at most half the memory that is free when the engine is created. Beyond that, the most
+    recent requests are preempted and recomputed later. The prefix cache is additional.
 
     Args:
         model: any `AutoModelForCausalLM`.

@@ -341,7 +341,7 @@ def _readable(weight: Tensor, sizes: Sequence[int]) -> Tensor:
 
     Args:
         weight: packed or not, [rows, ...].
-        sizes: the rows of each of the weights that it consists of.
+        sizes: the number of rows in each weight that it consists of.
     """
     if not weight.is_mkldnn:
         return weight

@@ -60,7 +60,7 @@ class LaneGroup:
     Attributes:
         kv: [planes, n, heads, capacity, width]; lane `i` is filled up to position `len(sequences[i]) - 2`.
         sequences: n lists of token ids; the last id of each is not in the cache yet.
-        shared: length of a common prefix of all sequences, which must be in the cache of each lane.
+        shared: length of a prefix that all sequences share, which must be in each lane's cache.
     """
 
     kv: Tensor

@@ -74,8 +74,8 @@ class _Retry(Exception):
 class LlmClient:
     """Asks an LLM for JSON answers. Serves any number of event loops and threads.
 
-    Requests run on an event loop in a thread of the client, so that they share connections, the limit of concurrent
-    requests and the deadlines of all episodes.
+    Requests run on an event loop in the client's own thread, so that they share connections, the limit on concurrent
+    requests and all episodes' deadlines.
     """
 
     def __init__(self, config: JudgeLlmConfig, model: str, max_answer_tokens: int) -> None:
