@@ -193,16 +193,15 @@ def group_decoupled_advantages(
 ) -> Tensor:
     """Return the weighted sum of several rewards' group-relative advantages, normalised over the batch.
 
-    GDPO (arXiv:2601.05242): A_k = (r_k - mean of the group) / standard deviation of the group, for each reward k;
-    A_sum = sum over k of w_k A_k; A = (A_sum - mean of the batch) / standard deviation of the batch. The sum of the
-    advantages of each group is 0. The mean of the batch is therefore 0, too, and is not computed. Standard deviations
-    are unbiased, plus `STD_EPSILON`.
+    GDPO (arXiv:2601.05242): A_k = (r_k - group mean) / group standard deviation, for each reward k;
+    A_sum = sum over k of w_k A_k; A = (A_sum - batch mean) / batch standard deviation. Each group's advantages sum to
+    0. The batch mean is therefore 0, too, and is not computed. Standard deviations are unbiased, plus `STD_EPSILON`.
 
     Args:
         rewards: [E] or [E, K] float, K rewards per episode. NaN stands for a reward that an episode does not have: it
             takes no part in the statistics of this reward, and its advantage is 0.
         group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
-        by_std: divide by the standard deviations of the groups and of the batch.
+        by_std: divide by the groups' and the batch's standard deviations.
         weights: K weights; None for 1.
         shaping: [E] float, added to A_sum after subtracting the mean of the group, for example a length punishment.
 

@@ -22,11 +22,11 @@ def advantages_by_call(
 ) -> list[dict[str, float]]:
     """Return, by call id, the advantage of each call whose reward differs from its episode's.
 
-    An agent's reward is compared with the rewards of the same agent in the other episodes of the group; an episode
+    An agent's reward is compared with the same agent's rewards in the group's other episodes; an episode
     without rewards by agent takes part with its own reward. A call with a reward has the advantage that the episode
     would have with that reward, while the other episodes keep theirs. It is divided by the standard deviation of the
-    rewards that the episodes have (see `call_reward_std`), so that the advantages of calls are proportional to the
-    differences between their rewards.
+    rewards that the episodes have (see `call_reward_std`), so that call advantages are proportional to the differences
+    between the calls' rewards.
 
     Args:
         rule: the algorithm's rule.
@@ -78,9 +78,9 @@ def _variance_of_calls(episode: Episode) -> float:
 def anchor_state_advantages(episodes: Sequence[Episode], by_std: bool) -> list[dict[str, float]]:
     """Return each step's advantage over the steps in its group that begin in the same state.
 
-    GiGPO (Feng et al., "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978): the
-    steps of all episodes of a task that begin in one state, the anchor state, form a group. A step's advantage is its
-    discounted return minus the group's mean, divided by the group's standard deviation.
+    GiGPO (Feng et al., "Group-in-Group Policy Optimization for LLM Agent Training", arXiv:2505.10978): the steps in all
+    of a task's episodes that begin in one state, the anchor state, form a group. A step's advantage is its discounted
+    return minus the group's mean, divided by the group's standard deviation.
 
     Args:
         episodes: E episodes. Calls without a `step` take no part.

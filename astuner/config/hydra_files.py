@@ -90,7 +90,7 @@ class HydraSession:
         """Return whether a `defaults` entry is one of the package's defaults, under any accepted name.
 
         Raises:
-            ConfigError: a file of the user has the name of a shipped default, which makes the entry ambiguous.
+            ConfigError: a user's file has the name of a shipped default, which makes the entry ambiguous.
         """
         if not isinstance(entry, str):
             return False

@@ -77,7 +77,7 @@ class TrainerKey:
         name: dotted name; with a leading `+` if the trainer reads the key and its configuration does not list it.
         rule: name of the function in the backbone's `rules` module that computes the value; None copies the value.
         kind: `sets`: the trainer implements the key. `mirrors`: astuner implements it, and the trainer's key is set so
-            that the trainer's configuration describes the run. `from_run`: the rule reads a fact of the run (such as
+            that the trainer's configuration describes the run. `from_run`: the rule reads a fact about the run (such as
             the number of steps) that the key contributes to.
     """
 

@@ -19,7 +19,7 @@ def take_aliases(
 
     Args:
         tree: the composed tree.
-        origins: the place where the user set each key; the key of astuner gets the place of its alias.
+        origins: the place where the user set each key; the astuner key gets its alias's place.
         mapping: the trainer's mapping.
 
     Returns:

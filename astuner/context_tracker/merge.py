@@ -86,7 +86,7 @@ def build_samples(calls: Iterable[LlmCall], merge: MergeMode = "leaf") -> list[S
 
     Args:
         calls: the calls, in any order; calls without a completion and calls that are not trained are ignored.
-        merge: `leaf` makes one row per root-to-leaf path of the token trie over the calls of all agents; `none` makes
+        merge: `leaf` makes one row per root-to-leaf path in the token trie over all agents' calls; `none` makes
             one row per call; `tree` makes one sample of the whole trie, in which each token occurs once.
 
     Returns:

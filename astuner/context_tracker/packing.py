@@ -30,7 +30,7 @@ class Piece:
 
     Attributes:
         start, end: the range of the nodes in the packing.
-        path: (start, end) of the runs with the preceding tokens of the sequence, from the root.
+        path: (start, end) for the runs with the sequence's preceding tokens, from the root.
     """
 
     start: int
@@ -58,7 +58,7 @@ class Packing:
         subtree_ends: [N] int64; the descendants of node i are i + 1 … subtree_ends[i] - 1. So node i is node j or an
             ancestor of node j if and only if i <= j < subtree_ends[i].
         pieces: runs of nodes, in order, that together cover all nodes.
-        places: for each sequence, in the order of the arguments, the nodes of its tokens, [length] int64.
+        places: for each sequence, in argument order, its tokens' nodes, [length] int64.
     """
 
     token_ids: Ids

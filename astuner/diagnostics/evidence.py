@@ -123,7 +123,7 @@ class StepEvidence:
         step: the training step, 1-based.
         episodes: all episodes, including failed ones.
         previous_tasks: the ids of the previous step's tasks; None for the first step of a process.
-        calls_before: number of sampled answers in the earlier steps of this process.
+        calls_before: number of sampled answers in this process's earlier steps.
         stops_before: number of these answers that end with an end token.
     """
 

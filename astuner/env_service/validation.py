@@ -55,9 +55,9 @@ class EnvValidation:
         env: the environment.
         ok: whether it passes all checks.
         reference: the lowest score of a reference; None if the environment has none.
-        empty, garbage: the highest score of an empty and of a garbage answer.
+        empty, garbage: the highest score for an empty and for a garbage answer.
         deterministic: whether equal seeds and actions gave equal observations and rewards.
-        step_ms_p50, step_ms_p95: median and 95th percentile of the time of a step, in milliseconds.
+        step_ms_p50, step_ms_p95: median and 95th percentile of the step time, in milliseconds.
         error: what is wrong.
     """
 

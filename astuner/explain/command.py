@@ -36,7 +36,7 @@ def explain(
 
     Args:
         run: The run's folder, or its name under `exp_dir`.
-        episode: Id of an episode, or an unambiguous prefix of it.
+        episode: An episode's id, or an unambiguous prefix of it.
         exp_dir: Folder of the runs.
         step: Only explain the episodes of this step.
         split: Only explain the episodes of this split; by default `train` if there are training episodes, else `val`.

@@ -17,7 +17,7 @@ class CallSettings:
     """Settings for an episode's LLM calls, from `rollout` and `data` of the configuration; lengths are in tokens.
 
     `client_sampling` is `honour` or `override` (see `rollout.client_sampling`). `fixed_sampling` has the names of the
-    parameters in which trained calls cannot differ from the run's settings. With `seeds_by_prompt`, the seed of a call
+    parameters in which trained calls cannot differ from the run's settings. With `seeds_by_prompt`, a call's seed
     depends on its prompt, and otherwise on the number of calls before it, which concurrent calls may change.
     """
 

@@ -259,8 +259,8 @@ def find_gpus(address: str, timeout: float = 60.0) -> list[str]:
 def _gpu_types(nodes: Iterable[Mapping[str, float]]) -> list[str]:
     """Return the GPU types among the nodes' resources.
 
-    Ray names the type of the GPUs that a node really has, and not of those that a node on a CPU declares (`ray start
-    --num-gpus=1`). It also names the type of other accelerators, of nodes without GPUs.
+    Ray names the type of the GPUs that a node really has, and not GPUs that a node on a CPU declares (`ray start
+    --num-gpus=1`). On nodes without GPUs, it also names the type of other accelerators.
     """
     named = {name for resources in nodes if resources.get("GPU") for name in resources if name.startswith(_GPU_TYPE)}
     return sorted(name.removeprefix(_GPU_TYPE) for name in named)

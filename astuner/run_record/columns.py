@@ -2,7 +2,7 @@
 
     {"dtype": "<u2", "base64": "AQACAAMA…"}
 
-Compared with decimal text, a column is a fifth of the size for logprobs, and takes a hundredth of the time. `dtype` is
+Compared with decimal text, a column has a fifth of the size for logprobs, and is a hundred times as fast. `dtype` is
 that of numpy, the smallest that holds all numbers exactly. Short sequences, and all of older versions, are JSON lists.
 """
 

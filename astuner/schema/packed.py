@@ -15,7 +15,7 @@ class Packed(Sequence[T]):
     """An immutable number sequence that equals the tuple with the same numbers.
 
     It consists of array parts, which other sequences may share, ranges with step 1, and repeated numbers. So
-    the prompts of an episode, each of which contains the one before, need four bytes per distinct token together. The
+    an episode's prompts, each of which contains the one before, need four bytes per distinct token together. The
     arrays may be extended; the part that a sequence refers to must not change.
 
     A slice is a tuple. To share the storage, use `view`.

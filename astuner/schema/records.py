@@ -319,7 +319,7 @@ class TokenCounts:
 
     Attributes:
         raw: the number of prompt and completion tokens, summed over calls.
-        distinct: the number of distinct token prefixes of each episode, summed over episodes.
+        distinct: each episode's number of distinct token prefixes, summed over episodes.
         trained: the number of trained tokens, each counted as often as it was sampled.
     """
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class WeightedJudge(BaseJudge):
     """The weighted sum of several judges' rewards; the judges run concurrently.
 
-    The rewards of the judges are the components of the reward, under the judges' names. The components of a judge
+    The judges' rewards are the components of the reward, under the judges' names. The components of a judge
     follow as `NAME.COMPONENT`. If a judge rewards agents or LLM calls, the sum also rewards them; the other judges add
     their reward to each of them. If a judge cannot score the episode, the episode is unscored.
 

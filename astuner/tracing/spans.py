@@ -154,8 +154,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 def traces_of(spans: Iterable[Span]) -> tuple[list[Trace], dict[str, list[str]]]:
     """Return the traces that the spans form, ordered by time, and the places of invalid chat spans by reason.
 
-    A chat span (`gen_ai.operation.name`) is an LLM call. Events `gen_ai.evaluation.result` of any span of a trace are
-    its feedback. Traces without a chat span with messages are left out.
+    A chat span (`gen_ai.operation.name`) is an LLM call. Events `gen_ai.evaluation.result` in any of a trace's spans
+    are its feedback. Traces without a chat span with messages are left out.
     """
     by_trace: dict[str, list[Span]] = {}
     for span in sorted(spans, key=lambda span: (span.end, span.start)):

@@ -47,7 +47,7 @@ def rewards_by_step(db: sqlite3.Connection) -> dict[str, Any]:
     """Return the distribution of training rewards in each step.
 
     Returns:
-        `low` and `high`, the range of all rewards; `bins`, the number of equal bins of this range; and `steps`, one
+        `low` and `high`, the range of all rewards; `bins`, the number of equal bins in this range; and `steps`, one
         entry by step with the number of `episodes` that have a reward, their `mean`, `least` and `most` reward, the
         quantiles `q10`, `median` and `q90`, and `histogram`, pairs with a bin and its episode count.
     """

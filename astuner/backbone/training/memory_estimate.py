@@ -1,8 +1,8 @@
 """Estimates a run's peak memory from its model's shape, without loading weights.
 
-Before an agent runs, the lengths of its prompts and answers are not known. The estimate assumes answers of half the
-maximum length, and prompts as long as the tasks' own texts, without system prompts and the output of tools. If a step
-fills its micro-batches, these lengths matter little.
+Before an agent runs, the lengths of its prompts and answers are not known. The estimate assumes answers with half the
+maximum length, and prompts as long as the tasks' own texts, without system prompts and tool output. If a step fills its
+micro-batches, these lengths matter little.
 """
 
 from __future__ import annotations

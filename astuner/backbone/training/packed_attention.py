@@ -1,6 +1,6 @@
 """Packed attention: computes each distinct prefix in a micro-batch's rows once.
 
-The rows of a micro-batch share prefixes: episodes of one task share its prompt, and timelines of one episode share the
+The rows of a micro-batch share prefixes: a task's episodes share its prompt, and an episode's timelines share the
 tokens before they diverge. The unchanged transformers model runs over one sequence that contains each distinct prefix
 once (see `context_tracker.packing`). Only the attention function differs. It is registered with transformers, and lets
 a token attend to its ancestors. Except for rounding, outputs and gradients equal those of separate rows.

@@ -191,8 +191,8 @@ class TaskSampler:
     def _pass(self, name: str, count: int, taken: Set[str]) -> list[str]:
         """Return the next tasks from the passes over a reader's tasks; at least `count` can be drawn from the reader.
 
-        Where a batch contains the end of a pass, the tasks of the next pass that it already has are deferred to the
-        next batch.
+        Where a pass ends within a batch, the next pass's tasks that the batch already has are deferred to the next
+        batch.
         """
         source, left_out = self._state.sources[name], self._state.left_out
         queue = [task for task in source.deferred if task in self._tasks and task not in left_out]

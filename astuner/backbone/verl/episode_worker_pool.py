@@ -51,7 +51,7 @@ class WorkerJob(AgentJob):
     """Settings that all of a run's episode workers share.
 
     Attributes:
-        engine: client of all of verl's engines.
+        engine: client for all verl engines.
     """
 
     engine: VerlEngine

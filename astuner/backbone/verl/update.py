@@ -97,7 +97,7 @@ class VerlUpdate:
         algorithm: the resolved algorithm, which has a rule.
         trainer: the started trainer.
         dtype: the dtype that the model computes in.
-        total_steps: number of training steps of the run.
+        total_steps: number of training steps in the run.
         pad_token: token id of padding rows.
         run_id: prefix of the row keys, unique to the run.
         distiller: adds a teacher's advantages; None without a teacher.

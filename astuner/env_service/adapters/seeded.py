@@ -187,7 +187,7 @@ def chosen_action(action: Action, form: str, names: Sequence[str], *, tool: str,
         form: the form of actions that the agent prefers: `box` for the content of the last `\\boxed{...}`, `code` for
             that of the last fenced code block. A text without either is the action itself.
         names: the actions that may also be called as a tool of that name.
-        tool, argument: the name of the tool, and the name of its argument that has the action.
+        tool, argument: the tool's name, and the name of the argument that has the action.
 
     Returns:
         The text without white space around it; "" if the call has another name or form.

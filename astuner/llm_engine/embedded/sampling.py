@@ -35,7 +35,8 @@ def uniforms(keys: NDArray[np.uint64], counters: NDArray[np.uint64]) -> NDArray[
 class BatchSampler:
     """Samples one token per call for each request in a fixed list.
 
-    Uses inverse-CDF sampling, which takes a third of the time of `torch.multinomial`'s exponential trick on a CPU.
+    Uses inverse-CDF sampling; on a CPU, it takes a third of the time that `torch.multinomial`'s exponential trick
+    takes.
     """
 
     def __init__(self, requests: Sequence[Request], device: torch.device) -> None:

@@ -39,7 +39,7 @@ def cache_bytes(model_config: Any, length: int, sequences: int, itemsize: int) -
 
     Args:
         model_config: transformers' configuration of the model's text part.
-        length: maximum number of tokens of a request.
+        length: maximum number of tokens in a request.
         sequences: maximum number of concurrent requests.
         itemsize: bytes per element.
     """
