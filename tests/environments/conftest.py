@@ -11,14 +11,18 @@ import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from astuner.environments import env_specs
+from astuner.environments.env_dir import EnvDir
 from astuner.environments.env_specs import EnvSpec
-from astuner.environments.install import InstallRequest, _Installer
+from astuner.environments.install import InstallRequest, install, run_logged
 from astuner.environments.source import Source
 from astuner.environments_folder import FOLDER_VARIABLE
+
+SOURCE = Source("astuner==0.0.1", False, "0.0.1")
 
 
 class Index:
@@ -70,21 +74,31 @@ if "astuner.experiment_name=wait" in sys.argv:
 """Stand-in for astuner in the environments: prints how it was started."""
 
 
-@pytest.fixture
-def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
-    """An index of `backend` 1.0 and 2.0, and an astuner that prints how it was started."""
-    wheels = Index(tmp_path / "wheels")
+def new_index(folder: Path) -> Index:
+    """Build an index of `backend` 1.0 and 2.0, and an astuner that prints how it was started."""
+    wheels = Index(folder)
     for version in ("1.0", "2.0"):
         wheels.add("backend", version, {"backend.py": f"VERSION = {version!r}\n"})
     wheels.add("astuner", "0.0.1", {"astuner/__init__.py": "", "astuner/__main__.py": REPORTING_ASTUNER})
+    return wheels
+
+
+def use_index(wheels: Index, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """Let pip find the packages of an index only."""
     for name, value in {
         "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels.folder), "PIP_CONFIG_FILE": "/dev/null",
         # As a developer may have it. The pins of another environment must not apply.
-        "PIP_CONSTRAINT": str(tmp_path / "constraints.txt"),
+        "PIP_CONSTRAINT": str(wheels.folder.with_name("constraints.txt")),
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
-    (tmp_path / "constraints.txt").write_text("backend==2.0\n")
+    wheels.folder.with_name("constraints.txt").write_text("backend==2.0\n")
     return wheels
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """An index of `backend` 1.0 and 2.0, and an astuner that prints how it was started."""
+    return use_index(new_index(tmp_path / "wheels"), monkeypatch)
 
 
 @pytest.fixture(scope="session")
@@ -95,18 +109,41 @@ def empty_environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def quick_venv(empty_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def copy_venvs(empty_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copy a prepared virtual environment where the installer would create one with the running interpreter."""
-    run = _Installer._run
 
-    def copy_or_run(installer: _Installer, command: Sequence[str]) -> None:
+    def copy_or_run(command: Sequence[str], env_dir: EnvDir, lock: int, **options: Any) -> None:
         if list(command[:3]) == [sys.executable, "-m", "venv"]:
             shutil.copytree(empty_environment, command[3], symlinks=True, dirs_exist_ok=True)
         else:
-            run(installer, command)
+            run_logged(command, env_dir, lock, **options)
 
-    monkeypatch.setattr(_Installer, "_run", copy_or_run)
+    for module in ("install", "programs"):
+        monkeypatch.setattr(f"astuner.environments.{module}.run_logged", copy_or_run)
+
+
+@pytest.fixture
+def quick_venv(empty_environment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copy a prepared virtual environment instead of creating one."""
+    copy_venvs(empty_environment, monkeypatch)
+
+
+@pytest.fixture(scope="session")
+def installed_environment(empty_environment: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The environment that `astuner install` makes of the small specification, which takes three starts of pip."""
+    folder = tmp_path_factory.mktemp("installed")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use_index(new_index(folder / "wheels"), monkeypatch)
+        copy_venvs(empty_environment, monkeypatch)
+        monkeypatch.setenv(FOLDER_VARIABLE, str(folder / "environments"))
+        install(InstallRequest(use_spec(small_spec(folder), monkeypatch), SOURCE), print)
+        return EnvDir.of("verl").folder
+
+
+@pytest.fixture
+def small_is_installed(spec: EnvSpec, installed_environment: Path) -> None:
+    """The small specification is installed in tmp_path/environments: a virtual environment can be copied."""
+    shutil.copytree(installed_environment, EnvDir.of("verl").folder, symlinks=True)
 
 
 @pytest.fixture
@@ -145,6 +182,6 @@ def request_for(spec: EnvSpec, quick_venv: None) -> Callable[..., InstallRequest
     """Return requests for the small specification's environment, with astuner 0.0.1."""
 
     def make(**settings: object) -> InstallRequest:
-        return replace(InstallRequest(spec, Source("astuner==0.0.1", False, "0.0.1")), **settings)  # type: ignore[arg-type]
+        return replace(InstallRequest(spec, SOURCE), **settings)  # type: ignore[arg-type]
 
     return make

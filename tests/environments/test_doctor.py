@@ -50,8 +50,7 @@ def test_nothing_is_installed(spec: EnvSpec, capsys: pytest.CaptureFixture[str],
     assert "→ astuner install verl\n" in out
 
 
-def test_a_good_environment(request_for: RequestFor):
-    install(request_for(), print)
+def test_a_good_environment(small_is_installed: None):
     verl = report("verl")
     assert (verl.state, verl.folder) == ("ready", str(EnvDir.of("verl").folder))
     # It has another astuner than the one that examines it, which is a note.
@@ -69,9 +68,8 @@ def test_an_interrupted_installation(spec: EnvSpec):
 
 
 def test_packages_that_are_missing_or_changed(
-    request_for: RequestFor, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    small_is_installed: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
-    install(request_for(), print)
     metadata = packages() / "backend-1.0.dist-info" / "METADATA"
     metadata.write_text(metadata.read_text().replace("Version: 1.0", "Version: 1.5"))
     expected = "changed since the installation: backend==1.0 (1.5 is installed)"
@@ -89,8 +87,7 @@ def test_packages_that_are_missing_or_changed(
     assert set(shown) == {"debug", "local", "verl", "trinity", "machine"}
 
 
-def test_a_lock_file_that_changed(request_for: RequestFor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    install(request_for(), print)
+def test_a_lock_file_that_changed(small_is_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     use_spec(small_spec(tmp_path, "more==1.0"), monkeypatch)
     assert (
         "installed from an older lock file than the current small",
@@ -126,8 +123,7 @@ def test_builds_of_pytorch(
     assert "is built without CUDA, but the environment is for CUDA" in problems("verl")[0][0]
 
 
-def test_torchvision_of_another_build(request_for: RequestFor):
-    install(request_for(), print)
+def test_torchvision_of_another_build(small_is_installed: None):
     (packages() / "torchvision").mkdir()
     (packages() / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator nms does not exist')\n")
     problem, fix, broken = problems("verl")[0]
@@ -148,8 +144,7 @@ def test_packages_that_conflict(request_for: RequestFor, index: Index, tmp_path:
     assert any("requirement files of the installation no longer exist" in problem for problem, _, _ in problems("verl"))
 
 
-def test_a_missing_interpreter(request_for: RequestFor):
-    install(request_for(), print)
+def test_a_missing_interpreter(small_is_installed: None):
     (EnvDir.of("verl").folder / "bin" / "python").unlink()
     ((problem, fix, broken),) = problems("verl")
     assert "cannot be started" in problem

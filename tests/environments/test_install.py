@@ -67,8 +67,9 @@ def test_a_manifest_of_an_earlier_version_is_accepted(request_for: RequestFor):
     assert "already installed" in lines[0]
 
 
-def test_astuner_is_updated_in_an_environment_without_pip(request_for: RequestFor, index: Index):
-    install(request_for(), print)
+def test_astuner_is_updated_in_an_environment_without_pip(
+    request_for: RequestFor, small_is_installed: None, index: Index
+):
     python = EnvDir.of("verl").python  # as earlier versions created it with uv
     subprocess.run([python, "-m", "pip", "uninstall", "--yes", "pip"], check=True, capture_output=True)
     index.add("astuner", "0.0.2", {"astuner/__init__.py": ""})
@@ -77,10 +78,9 @@ def test_astuner_is_updated_in_an_environment_without_pip(request_for: RequestFo
 
 
 def test_an_environment_that_differs_is_reinstalled(
-    request_for: RequestFor, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    request_for: RequestFor, small_is_installed: None, index: Index, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     lines: list[str] = []
-    install(request_for(), lines.append)
     environment = EnvDir.of("verl")
     marker = environment.folder / "marker"
 
@@ -106,9 +106,8 @@ def test_an_environment_that_differs_is_reinstalled(
     )
 
 
-def test_only_astuner_is_replaced_when_only_it_changed(request_for: RequestFor, index: Index):
+def test_only_astuner_is_replaced_when_only_it_changed(request_for: RequestFor, small_is_installed: None, index: Index):
     lines: list[str] = []
-    install(request_for(), lines.append)
     (EnvDir.of("verl").folder / "marker").touch()
     index.add("astuner", "0.0.2", {"astuner/__init__.py": ""})
     manifest = install(request_for(source=Source("astuner==0.0.2", False, "0.0.2")), lines.append)
@@ -188,9 +187,8 @@ def test_packages_built_for_another_pytorch_are_uninstalled(request_for: Request
     assert "torchvision" not in installed()
 
 
-def test_another_folder(request_for: RequestFor, tmp_path: Path):
+def test_another_folder(request_for: RequestFor, small_is_installed: None, tmp_path: Path):
     elsewhere = tmp_path / "big disk" / "folder"
-    install(request_for(), print)
     install(request_for(folder=elsewhere), print)
     place = EnvDir.of("verl")
     assert place.link.is_symlink()
@@ -287,8 +285,7 @@ sys.stdin.read()
 """
 
 
-def test_an_environment_in_use_is_not_replaced(request_for: RequestFor, index: Index):
-    install(request_for(), print)
+def test_an_environment_in_use_is_not_replaced(request_for: RequestFor, small_is_installed: None, index: Index):
     variables = os.environ | {"PYTHONPATH": str(REPOSITORY)}
     run = subprocess.Popen([sys.executable, "-c", USING], env=variables, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert run.stdout is not None
@@ -300,7 +297,7 @@ def test_an_environment_in_use_is_not_replaced(request_for: RequestFor, index: I
 
 
 def test_an_environment_of_a_program_has_no_astuner(
-    index: Index, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    index: Index, quick_venv: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(FOLDER_VARIABLE, str(tmp_path / "environments"))
     setup = ("python", "-c", "import backend, sys; open(sys.prefix + '/ready', 'w').write(str(backend.VERSION))")

@@ -44,9 +44,8 @@ main()
 
 
 @pytest.fixture
-def command(request_for: RequestFor, tmp_path: Path) -> list[str]:
+def command(small_is_installed: None, tmp_path: Path) -> list[str]:
     """Start of an `astuner` command line, for a folder with a `run.yaml` for verl. verl is installed."""
-    install(request_for(), print)
     (tmp_path / "run.yaml").write_text(
         "astuner:\n  backbone: verl\n  model: {path: model}\n  rollout: {agentscope_workflow: a->B}\n"
         "  task_reader: {type: seeds, count: 4}\n"
@@ -146,9 +145,8 @@ def test_a_missing_environment_is_reported_with_its_command(small_verl: EnvSpec,
 
 
 def test_broken_environments_are_not_entered(
-    small_verl: EnvSpec, request_for: RequestFor, monkeypatch: pytest.MonkeyPatch
+    small_verl: EnvSpec, small_is_installed: None, monkeypatch: pytest.MonkeyPatch
 ):
-    install(request_for(), print)
     folder = EnvDir.of("verl").folder
     monkeypatch.setenv("ASTUNER_ENTERED_ENVIRONMENT", str(folder))
     with pytest.raises(InstallError, match=r"lacks backend==1\.0 .*; run: astuner install verl --cpu --fresh"):
