@@ -43,6 +43,7 @@ class PythonProcess:
         *arguments: str | Path,
         stdout: IO[Any],
         stderr: IO[Any] | None = None,
+        stdin: IO[Any] | None = None,
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
         start_new_session: bool = False,
@@ -53,6 +54,7 @@ class PythonProcess:
             arguments: a script, `-m` and a module, or `-c` and code; then the arguments of that.
             stdout: file of its stdout.
             stderr: file of its stderr; `stdout` if None.
+            stdin: file of its stdin; an empty one if None.
             cwd: working folder; this process's if None.
             env: its environment; this process's if None.
             start_new_session: whether it leads a new session.
@@ -67,8 +69,9 @@ class PythonProcess:
             "start_new_session": start_new_session,
         }
         content = json.dumps(request).encode()
-        files = [stdout.fileno(), (stderr or stdout).fileno()]
-        socket.send_fds(self._connection, [_NUMBER.pack(len(content))], files)
+        with open(os.devnull, "rb") as nothing:
+            files = [(stdin or nothing).fileno(), stdout.fileno(), (stderr or stdout).fileno()]
+            socket.send_fds(self._connection, [_NUMBER.pack(len(content))], files)
         self._connection.sendall(content)
         self.pid = self._number()
 
@@ -125,15 +128,21 @@ class AstunerProcess(PythonProcess):
 
 
 def run_python(
-    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 300
+    *arguments: str | Path,
+    input: str = "",
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
-    """Run `python ARGUMENTS`, and return its exit code and what it printed.
+    """Run `python ARGUMENTS` with `input` as its stdin, and return its exit code and what it printed.
 
     Raises:
         subprocess.TimeoutExpired: it runs for longer than `timeout` seconds.
     """
-    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
-        process = PythonProcess(*arguments, stdout=stdout, stderr=stderr, cwd=cwd, env=env)
+    with tempfile.TemporaryFile() as stdin, tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        stdin.write(input.encode())
+        stdin.seek(0)
+        process = PythonProcess(*arguments, stdout=stdout, stderr=stderr, stdin=stdin, cwd=cwd, env=env)
         try:
             process.wait(timeout)
         finally:
@@ -143,10 +152,14 @@ def run_python(
 
 
 def run_astuner(
-    *arguments: str | Path, cwd: Path | None = None, env: Mapping[str, str] | None = None, timeout: float = 300
+    *arguments: str | Path,
+    input: str = "",
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 300,
 ) -> subprocess.CompletedProcess[str]:
     """Run `astuner ARGUMENTS` as `run_python` does."""
-    return run_python("-m", "astuner", *arguments, cwd=cwd, env=env, timeout=timeout)
+    return run_python("-m", "astuner", *arguments, input=input, cwd=cwd, env=env, timeout=timeout)
 
 
 _held: list[socket.socket] = []
@@ -240,7 +253,7 @@ class _Server:
     def _read(self, connection: socket.socket) -> None:
         files: list[int] = []
         with contextlib.suppress(ConnectionResetError):
-            size, files, _, _ = socket.recv_fds(connection, _NUMBER.size, 2)
+            size, files, _, _ = socket.recv_fds(connection, _NUMBER.size, 3)
             _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             if size and uid == os.getuid():
                 request = json.loads(_received(connection, _NUMBER.unpack(size)[0]))
@@ -277,7 +290,7 @@ class _Server:
             self._selector.close()
             for each in self._sockets:
                 each.close()
-            for number, file in enumerate(files, start=1):
+            for number, file in enumerate(files):
                 os.dup2(file, number)
             for file in files:
                 os.close(file)
