@@ -19,6 +19,7 @@ from astuner.algorithms import (
     mean_normalised_advantages,
 )
 from astuner.errors import BackboneError
+from tests.examples import examples
 
 GROUPED = [group_relative_advantages, leave_one_out_advantages, length_weighted_advantages]
 ALL = [*GROUPED, batch_normalised_advantages, group_centred_advantages, group_decoupled_advantages]
@@ -110,7 +111,7 @@ def test_centred_advantages_divided_by_the_std_of_the_batch_hand_worked():
 @pytest.mark.parametrize("function", [*ALL, mean_normalised_advantages])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(reward=st.floats(-1e6, 1e6), size=st.integers(1, 40))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 def test_no_variance_is_exactly_zero(function, by_std, dtype, reward, size):
     rewards = torch.full((size,), abs(reward) if function is mean_normalised_advantages else reward, dtype=dtype)
     assert not function(rewards, torch.full((size,), 4), by_std).any()
@@ -130,7 +131,7 @@ def test_groups_are_independent(function, by_std):
 @pytest.mark.parametrize("by_std", [True, False])
 @pytest.mark.parametrize("function", ALL)
 @given(pairs=episodes, seed=st.integers(0, 99))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_order_and_names_of_groups_do_not_matter(function, by_std, pairs, seed):
     rewards, groups = columns(pairs)
     order = list(range(len(pairs)))
@@ -141,7 +142,7 @@ def test_order_and_names_of_groups_do_not_matter(function, by_std, pairs, seed):
 
 
 @given(pairs=episodes)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_grpo_advantages_of_a_group_have_mean_zero_and_unit_spread(pairs):
     rewards, groups = columns(pairs)
     advantages = group_relative_advantages(rewards, groups, by_std=True)
@@ -194,7 +195,7 @@ def test_shaping_is_added_to_the_sum_of_the_advantages():
 
 
 @given(pairs=episodes)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_one_decoupled_reward_is_grpo_divided_by_the_std_of_the_batch(pairs):
     rewards, groups = columns(pairs)
     grpo = group_relative_advantages(rewards, groups, by_std=True)

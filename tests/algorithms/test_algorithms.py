@@ -27,6 +27,7 @@ from astuner.algorithms import (
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS, LossAggMode
 from tests.algorithms.published import PUBLISHED, Answer, published_objective
+from tests.examples import examples
 
 REINFORCEMENT = [name for name in ALGORITHMS if name != "sft"]
 
@@ -189,7 +190,7 @@ answers = st.lists(
 
 @pytest.mark.parametrize("name", PUBLISHED)
 @given(answers=answers)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_published_formula(name: str, answers: list[Answer]):
     if name == "maxrl":
         answers = [replace(answer, reward=abs(answer.reward)) for answer in answers]
@@ -247,7 +248,7 @@ def step(draw: st.DrawFn) -> tuple[list[TrainingRow], list[list[TrainingRow]]]:
 
 @pytest.mark.parametrize("name", REINFORCEMENT)
 @given(mode=st.sampled_from(get_args(LossAggMode)), step=step(), seed=st.integers(0, 1000))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_splitting_changes_neither_loss_nor_gradient(name: str, mode: str, step, seed: int):
     unsplit, micro_batches = step
     # Wide enough for gspo that some calls are clipped and some are not.

@@ -20,6 +20,7 @@ from astuner.context_tracker import MergeMode, build_samples, response_length
 from astuner.errors import BackboneError
 from astuner.schema import AgentStep, Episode, Fork, Judgement, LlmCall, Task
 from tests.context_tracker.test_merge import forests
+from tests.examples import examples
 
 
 def rule_of(algorithm: str) -> ReinforcementRule:
@@ -138,7 +139,7 @@ def advantages_of(algorithm: str, forest: list[list[LlmCall]], merge: MergeMode)
     return step_advantages(config, resolve(config.trainer_common.algorithm), episodes, None)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     st.sampled_from([name for name in ALGORITHMS if name != "sft"]),
     st.lists(forests(), min_size=2, max_size=4),

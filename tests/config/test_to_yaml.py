@@ -19,6 +19,7 @@ from astuner.config.root import RunConfig
 from astuner.config.section import Section
 from astuner.config.to_yaml import to_yaml
 from astuner.errors import ConfigError
+from tests.examples import examples
 
 # Surrogates cannot be written as UTF-8; `???` means a missing value in Hydra (tested below).
 texts = st.one_of(
@@ -163,7 +164,7 @@ def remove(tree: dict[str, Any], path: KeyPath) -> None:
     tree.pop(path[-1], None)
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(12), deadline=None, suppress_health_check=list(HealthCheck))
 @given(tree=section_values(RunConfig))
 def test_a_written_configuration_loads_back_equal(
     tmp_path_factory: pytest.TempPathFactory, tree: dict[str, Any]

@@ -10,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astuner.errors import WorkflowError
+from tests.examples import examples
 from tests.model_tuner.templates import FAMILIES, Family
 from tests.model_tuner.test_continuation import THOUGHT, Agent, user
 
@@ -18,7 +19,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["none", "none", "trim", "edit", "dro
 
 
 @given(st.sampled_from(FAMILIES), st.lists(TEXTS, min_size=6, max_size=6), STEPS, st.booleans(), st.integers(3, 40))
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_history(
     tokenizer: Any,
     family: Family,

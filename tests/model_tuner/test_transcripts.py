@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from astuner.errors import WorkflowError
 from astuner.model_tuner import ChatCodec
 from astuner.schema import LlmCall
+from tests.examples import examples
 from tests.model_tuner.templates import FAMILIES, Family
 
 QWEN3_REAL = """{%- set last = namespace(question=0) %}
@@ -196,7 +197,7 @@ def test_an_answer_that_ends_the_conversation_is_trained(tokenizer: Any):
     assert trained(codec, several) == ["Sure</s>", "ok"]
 
 
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(st.lists(st.text("ab cé.\n", min_size=1, max_size=12).map(lambda text: f"x{text}x"), min_size=1, max_size=3))
 @pytest.mark.parametrize("family", [FAMILIES[0], FAMILIES[3], *SIMPLE[:7]], ids=lambda family: family.name)
 def test_any_text_is_trained_as_it_stands(family: Family, tokenizer: Any, texts: list[str]):

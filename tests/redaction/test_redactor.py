@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.redaction import Redactor, redact, redact_argv, secrets_in
+from tests.examples import examples
 
 VISIBLE = st.characters(max_codepoint=0x2FF, exclude_categories=("Z", "C"), exclude_characters="[]")
 # hypothesis also draws the texts of the code. An existing path among them is not a secret.
@@ -167,7 +168,7 @@ def test_a_secret_that_contains_another_is_removed_completely(monkeypatch: pytes
     assert redact("abcdefghIJKL") == "[redacted]"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     secret=SECRETS,
     before=st.text(max_size=30),

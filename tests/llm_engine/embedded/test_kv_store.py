@@ -8,6 +8,7 @@ from astuner.llm_engine.embedded.forward import KvShape
 from astuner.llm_engine.embedded.kv_store import MIN_CAPACITY, KvStore
 from astuner.llm_engine.embedded.request import Request
 from astuner.schema import SamplingParams
+from tests.examples import examples
 
 SHAPE = KvShape(2, 1, 3, torch.float32, torch.device("cpu"))
 MAX_LEN = 1500
@@ -29,7 +30,7 @@ steps = st.lists(
 
 
 @given(steps=steps, budget=st.sampled_from([3000, PLENTY]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_lanes_keep_their_contents(steps, budget):
     store = KvStore(SHAPE, 8, MAX_LEN, budget)
     placed: dict[Request, tuple[int, int]] = {}

@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.llm_engine.embedded.prefix_tree import PrefixTree
+from tests.examples import examples
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=30)
 
@@ -37,7 +38,7 @@ def common(a, b):
 
 
 @given(stored=sequences, query=st.lists(st.integers(0, 2), max_size=14))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_finds_the_longest_cached_prefix(stored, query):
     tree = PrefixTree(10_000)
     for ids in stored:
@@ -49,7 +50,7 @@ def test_finds_the_longest_cached_prefix(stored, query):
 
 
 @given(stored=sequences, capacity=st.integers(0, 20))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_stays_within_its_capacity_and_exact(stored, capacity):
     tree = PrefixTree(capacity)
     for ids in stored:

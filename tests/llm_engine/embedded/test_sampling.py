@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from astuner.llm_engine.embedded.request import Request, draw_key
 from astuner.llm_engine.embedded.sampling import BatchSampler, uniforms
 from astuner.schema import SamplingParams
+from tests.examples import examples
 
 CPU = torch.device("cpu")
 
@@ -64,7 +65,7 @@ def test_draws_follow_the_softmax(temperature):
         max_size=6,
     ),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_rows_do_not_depend_on_each_other(seed, rows):
     logits = torch.randn(len(rows), 11, generator=torch.Generator().manual_seed(seed)) * 3
     requests = [request(seed=seed + i, temperature=t, top_k=k, top_p=p) for i, (t, k, p) in enumerate(rows)]
@@ -101,7 +102,7 @@ def allowed(probabilities, temperature, top_k, top_p):
     top_p=st.sampled_from([1.0, 0.9, 0.2]),
     penalty=st.sampled_from([0.0, 1.5]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_logprobs_of_the_sampled_distribution(seed, temperature, top_k, top_p, penalty):
     logits = torch.randn(1, 11, generator=torch.Generator().manual_seed(seed)) * 3
     again = request(seed=seed, temperature=temperature, top_k=top_k, top_p=top_p, presence_penalty=penalty)
