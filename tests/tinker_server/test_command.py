@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 from urllib.parse import quote
 
 import httpx
@@ -17,48 +17,64 @@ import pytest
 from astuner.errors import ModelError, PluginError, ServiceError
 from astuner.localhost import listen
 from astuner.tinker_server import ServerOptions, serve
+from tests.preloaded import PythonProcess
 from tests.tinker_server.served import close_connections, tinker
 
 ROOT = Path(__file__).parents[2]
-Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@dataclass
+class Server:
+    """`astuner serve-tinker` in an empty folder."""
+
+    process: PythonProcess
+    stdout: TextIO
+    stderr: Path
+
+    def address(self) -> str:
+        line = self.stdout.readline()
+        assert line.endswith(" (press Ctrl-C to stop)\n"), line + self.stderr.read_text()
+        return line.split(" at ")[1].split()[0]
+
+    def ended(self) -> tuple[int, str]:
+        """Wait for its end; return the exit code and its stderr."""
+        return self.process.wait(180), self.stderr.read_text()
+
+
+Start = Callable[..., Server]
 
 
 @pytest.fixture
 def astuner(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts `astuner serve-tinker` in an empty folder."""
-    started: list[subprocess.Popen[str]] = []
+    """Return a function that starts it."""
+    started: list[Server] = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "astuner", "serve-tinker", *arguments]
+    def start(*arguments: str) -> Server:
         path = os.pathsep.join([str(tmp_path), str(ROOT)])
-        process = subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        started.append(process)
-        return process
+        error_file = tmp_path.with_name(f"{tmp_path.name}.stderr")
+        reading, writing = os.pipe()
+        with open(writing, "w") as stdout, error_file.open("w") as stderr:
+            process = PythonProcess(
+                *("-m", "astuner", "serve-tinker", *arguments),
+                cwd=tmp_path,
+                env={**os.environ, "PYTHONPATH": path},
+                stdout=stdout,
+                stderr=stderr,
+            )
+        started.append(Server(process, open(reading), error_file))  # noqa: SIM115
+        return started[-1]
 
     yield start
-    for process in started:
-        process.kill()
-        process.communicate()
-
-
-def address_of(process: subprocess.Popen[str]) -> str:
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.endswith(" (press Ctrl-C to stop)\n"), line
-    return line.split(" at ")[1].split()[0]
+    for server in started:
+        server.process.kill()
+        server.process.wait()
+        server.stdout.close()
 
 
 def test_server_runs_until_sigterm(astuner: Start, model_folder: Path, tmp_path: Path):
     (tmp_path / "made.py").write_text(f"def folder():\n    return {str(model_folder)!r}\n")
-    process = astuner("--model", "made->folder")
-    url = address_of(process)
+    server = astuner("--model", "made->folder")
+    url = server.address()
     with httpx.Client(base_url=f"{url}/api/v1") as http:
         models = http.get("/get_server_capabilities").json()["supported_models"]
         assert {item["model_name"] for item in models} == {str(model_folder), "made->folder"}
@@ -69,9 +85,9 @@ def test_server_runs_until_sigterm(astuner: Start, model_folder: Path, tmp_path:
         created = http.post("/retrieve_future", json={"request_id": future["request_id"]}, timeout=60).json()
         saved = http.post("/save_weights", json={"model_id": created["model_id"], "path": "first"}).json()
         result = http.post("/retrieve_future", json={"request_id": saved["request_id"]}, timeout=60).json()
-    process.terminate()
-    _, err = process.communicate(timeout=180)
-    assert process.returncode == 143, err
+    server.process.send_signal(signal.SIGTERM)
+    code, err = server.ended()
+    assert code == 143, err
     assert "Traceback" not in err
     folder = tmp_path / "launcher_record/tinker" / quote(created["model_id"], safe="") / "weights/first"
     assert result["path"] == f"tinker://{created['model_id']}/weights/first"
@@ -80,8 +96,8 @@ def test_server_runs_until_sigterm(astuner: Start, model_folder: Path, tmp_path:
 
 
 def test_ctrl_c_stops_the_server_while_clients_wait_and_send(astuner: Start, model_folder: Path):
-    process = astuner("--model", str(model_folder))
-    url = httpx.URL(address_of(process))
+    server = astuner("--model", str(model_folder))
+    url = httpx.URL(server.address())
     client = tinker.ServiceClient(base_url=str(url), api_key="tml-for-tests")
     sampling = client.create_sampling_client(base_model=str(model_folder)).result()
     params = tinker.SamplingParams(max_tokens=500)
@@ -90,10 +106,10 @@ def test_ctrl_c_stops_the_server_while_clients_wait_and_send(astuner: Start, mod
         sender.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
         assert sender.recv(100).startswith(b"HTTP/1.1 100 ")  # the server waits for the body
         waiting = [sampling.sample(tinker.ModelInput.from_ints([1]), 8, params) for _ in range(20)]
-        process.send_signal(signal.SIGINT)
+        server.process.send_signal(signal.SIGINT)
         answer = b"".join(iter(lambda: sender.recv(1000), b""))
-    _, err = process.communicate(timeout=180)
-    assert process.returncode == 130, err
+    code, err = server.ended()
+    assert code == 130, err
     assert "Traceback" not in err
     assert answer.startswith(b"HTTP/1.1 503 ")
     assert b"the server is shutting down" in answer

@@ -26,6 +26,7 @@ from astuner.backbone.local.micro_batches import micro_batches
 from astuner.backbone.training import packed_attention as packed
 from astuner.backbone.training.pack_costs import PackCosts, count_pack_costs
 from astuner.context_tracker import Packing, encode_ids, pack, pack_separate
+from tests.examples import examples
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 60,
@@ -151,7 +152,7 @@ def test_packing_changes_neither_values_nor_gradients(kind: str, first: int):
 
 
 @given(rows=st.lists(st.lists(st.integers(1, 3), min_size=2, max_size=10), min_size=1, max_size=6), data=st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_any_rows_give_what_they_give_alone(rows: list[list[int]], data: st.DataObject):
     selected = padded([[0] + [data.draw(st.integers(0, 1)) for _ in row[1:]] for row in rows])
     if not selected.any():

@@ -160,8 +160,11 @@ def test_a_learning_rate_that_changes_during_a_run(make_job: MakeJob, tmp_path: 
     assert any("trainer's logprob" in text for text in found["differences"])
     assert outcome("replay", first, "--step", 3)[0] == 0
 
-    # A token of any mini-batch.
-    for entry in [each for each in read_index(first) if each.split == "train" and each.step == 3 and each.advantage]:
+    # A token of each mini-batch, which is one group.
+    entries = [each for each in read_index(first) if each.split == "train" and each.step == 3 and each.advantage]
+    of_groups = {entry.task_id: entry for entry in entries}
+    assert len(of_groups) == 2
+    for entry in of_groups.values():
         changed = copy_of(first, entry.episode_id)
         position = read_sample(first, entry)[1]
         edit(changed, entry, ["episode", "samples", 0, "token_ids", position], 1)
