@@ -28,6 +28,7 @@ from astuner.schema import (
     Task,
     TokenCounts,
 )
+from tests.examples import examples
 from tests.work import calls_of
 
 MakeEpisode = Callable[..., Episode]
@@ -131,7 +132,7 @@ EPISODES = st.builds(
         is_success=st.none() | st.booleans(),
         components=st.dictionaries(TEXT, FINITE, max_size=2),
         agent_rewards=st.dictionaries(TEXT, FINITE, max_size=2),
-        call_rewards=st.lists(NUMBER, max_size=3).map(tuple),
+        call_rewards=st.lists(FINITE, max_size=3).map(tuple),
         explanation=TEXT,
         unscored_cause=TEXT,
         metadata=OBJECT,
@@ -149,7 +150,7 @@ def store(tmp_path: Path) -> Iterator[EpisodeStore]:
     store.close()
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(episode=EPISODES, advantage=st.none() | NUMBER)
 def test_every_episode_survives_a_round_trip(
     tmp_path_factory: pytest.TempPathFactory, episode: Episode, advantage: float | None

@@ -19,6 +19,7 @@ from astuner.task_judge.exact_answer_as_judge import ExactAnswerAsJudge
 from astuner.task_judge.json_schema_as_judge import JsonSchemaAsJudge
 from astuner.task_judge.loading import make_judge
 from astuner.task_judge.regex_as_judge import RegexAsJudge
+from tests.examples import examples
 
 CONFIG = TaskJudgeConfig()
 SCHEMA = {
@@ -199,7 +200,7 @@ expressions = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(expressions)
 def test_expressions_are_computed_exactly(expression: tuple[str, Fraction, list[int]]) -> None:
     text, value, numbers = expression

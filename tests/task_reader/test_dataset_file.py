@@ -21,6 +21,7 @@ from astuner.config.data import TaskReaderConfig
 from astuner.errors import ConfigError, PluginError, TaskDataError
 from astuner.schema import TaskSet
 from astuner.task_reader import read_tasks
+from tests.examples import examples
 from tests.work import calls_of
 
 
@@ -108,7 +109,7 @@ contents = st.dictionaries(st.sampled_from(["question", "n", "id"]), st.sampled_
 
 
 @given(st.lists(contents.map(lambda row: {"question": "q", **row}), max_size=12), st.randoms())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_ids_are_unique_for_any_rows(
     tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, str]], rng: random.Random
 ) -> None:

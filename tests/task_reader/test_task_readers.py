@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
-from astuner.config.data import TaskReaderConfig
+from astuner.config.data import MAX_SEED_TASKS, TaskReaderConfig
 from astuner.errors import ConfigError, PluginError, TaskDataError
 from astuner.schema import TaskSet
 from astuner.task_reader import read_tasks
@@ -167,14 +168,14 @@ def test_random_tasks_are_transcripts_for_supervised_training(tmp_path: Path) ->
 
 
 def test_seeds_of_the_splits_are_disjoint_and_stay_the_same(tmp_path: Path) -> None:
-    first, more = (
-        read(tmp_path, type="seeds", count=count, validation_count=3, first_seed=7) for count in (4, 1_000_000)
-    )
+    first, more = (read(tmp_path, type="seeds", count=count, validation_count=3, first_seed=7) for count in (4, 2000))
     assert [task.metadata["seed"] for task in first.training] == [7, 8, 9, 10]
     assert first.validation == more.validation
-    seeds = {task.metadata["seed"] for task in more.training}
-    assert seeds.isdisjoint(task.metadata["seed"] for task in more.validation)
-    assert len({task.task_id for task in (*more.training, *more.validation)}) == 1_000_003
+    # The seeds after those of the largest number of training tasks.
+    assert [task.metadata["seed"] for task in more.validation] == [7 + MAX_SEED_TASKS + index for index in range(3)]
+    with pytest.raises(ValidationError, match="less than or equal to 1000000"):
+        read(tmp_path, type="seeds", count=MAX_SEED_TASKS + 1)
+    assert len({task.task_id for task in (*more.training, *more.validation)}) == 2003
     assert read(tmp_path, type="seeds", validation_count=0).validation == ()
     assert len(read(tmp_path, type="seeds").training) == 64
 
