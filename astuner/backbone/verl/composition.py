@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -80,6 +82,12 @@ def packaged_config() -> DictConfig:
     Raises:
         BackboneError: verl is not installed.
     """
+    return copy.deepcopy(_packaged_config())
+
+
+@cache
+def _packaged_config() -> DictConfig:
+    """Return the configuration, composed once: it has dozens of files, and a run needs it three times."""
     spec = find_spec("verl")
     if spec is None or spec.origin is None:
         raise missing_packages("verl", ["verl"])

@@ -59,14 +59,18 @@ class VerlCluster:
 @contextlib.contextmanager
 def started_cluster(config: RunConfig, model: Path, workers: int, folder: Path) -> Iterator[VerlCluster]:
     """Start `workers` data-parallel workers and the same number of engines, on a new Ray."""
-    from astuner.backbone.verl.cluster import ray_running, verl_environment
+    from astuner.backbone.verl.cluster import ray_running, verl_environment, verl_worker_server
     from astuner.backbone.verl.composition import compose_verl_config
     from astuner.backbone.verl.rollout_engine import VerlEngine
 
     config = with_values(config, {"astuner.trainer_common.n_gpus_per_node": workers})
     plan = replace(CPU, model_path=str(model), checkpoint_folder=folder, total_steps=TOTAL_STEPS)
     composed = compose_verl_config(config, plan)
-    with verl_environment("cpu", own_ray=True) as environment, ray_running(composed, environment):
+    with (
+        verl_environment("cpu", own_ray=True) as environment,
+        verl_worker_server(environment) as server,
+        ray_running(composed, environment, server),
+    ):
         from astuner.backbone.verl.trainer import started_trainer
 
         with started_trainer(composed, config.astuner, torch.float32) as trainer:
