@@ -25,6 +25,7 @@ import torch
 import transfer_queue as tq
 
 from astuner.backbone.verl.batch_layout import sample_fields, scored_sample
+from astuner.backbone.verl.cluster import verl_worker_server
 from astuner.backbone.verl.composition import compose_verl_config
 from astuner.backbone.verl.run_facts import VerlRunFacts
 from astuner.backbone.verl.trainer import VerlTrainer
@@ -47,7 +48,10 @@ def transfer_queue() -> Iterator[None]:
     )
     settings = compose_verl_config(with_values(RunConfig(), {"astuner.backbone": "verl"}), facts).transfer_queue
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    with tempfile.TemporaryDirectory(prefix="b", dir="/tmp") as folder:  # paths of sockets are limited
+    with (
+        tempfile.TemporaryDirectory(prefix="b", dir="/tmp") as folder,  # paths of sockets are limited
+        verl_worker_server({}) as server,
+    ):
         ray.init(
             num_cpus=4,
             num_gpus=1,  # declared; the storage is on nodes with GPUs
@@ -55,6 +59,7 @@ def transfer_queue() -> Iterator[None]:
             log_to_driver=False,
             logging_level="ERROR",
             _temp_dir=folder,
+            runtime_env={"py_executable": server.executable},
         )
         try:
             tq.init(settings)
