@@ -6,19 +6,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.backbone.spec_pages import PAGES, check_run, write_project
+from tests.backbone.spec_pages import check_run, write_project
 
 
 @pytest.mark.parametrize(
-    "backbone",
+    ("page", "backbone"),
     [
-        "debug",
-        "local",
-        pytest.param("verl", marks=[pytest.mark.verl, pytest.mark.slow]),
-        pytest.param("trinity", marks=[pytest.mark.trinity, pytest.mark.slow]),
+        ("spec 2", "debug"),
+        ("spec 2", "local"),
+        pytest.param("spec 2", "trinity", marks=[pytest.mark.trinity, pytest.mark.slow]),
+        ("spec 3", "debug"),
+        ("spec 3", "local"),
+        # In each build, verl/test_composition.py checks that verl takes the configuration.
+        pytest.param("spec 2", "verl", marks=[pytest.mark.verl, pytest.mark.slow, pytest.mark.long]),
+        pytest.param("spec 3", "verl", marks=[pytest.mark.verl, pytest.mark.slow]),
+        pytest.param("spec 3", "trinity", marks=[pytest.mark.trinity, pytest.mark.slow]),
     ],
 )
-@pytest.mark.parametrize("page", PAGES)
 def test_the_configuration_of_a_spec_page_runs(page: str, backbone: str, model_folder: Path, tmp_path: Path) -> None:
     write_project(tmp_path, model_folder)
     with_ray = ("--with-ray",) if backbone in ("verl", "trinity") else ()

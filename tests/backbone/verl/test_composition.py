@@ -19,6 +19,7 @@ from astuner.config.loading import load_config, with_values
 from astuner.config.root import RunConfig
 from astuner.config.trainer_mapping import trainer_mapping
 from astuner.errors import ConfigError
+from tests.backbone.spec_pages import PAGES, write_project
 from tests.backbone.verl.plans import CPU, GPU, run_config
 
 pytestmark = pytest.mark.verl
@@ -192,6 +193,26 @@ def test_verl_itself_takes_the_configuration(plan: VerlRunFacts, algorithm: str)
     composed = compose_verl_config(config, plan)
     validate_config(composed, use_reference_policy=need_reference_policy(composed), use_critic=False)
     OmegaConf.resolve(composed)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_verl_itself_takes_the_configuration_of_a_spec_page(
+    page: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("transfer_queue", reason="verl's own dependencies are not installed here")
+    from verl.trainer.ppo.utils import need_reference_policy
+    from verl.utils.config import validate_config
+
+    write_project(tmp_path, model_folder)
+    monkeypatch.chdir(tmp_path)
+    (_, path, *overrides), _ = PAGES[page]
+    loaded = load_config(Path(path), overrides, backbone="verl")
+    composed = compose_verl_config(loaded.config, replace(CPU, model_path="model", origins=loaded.origins))
+    validate_config(composed, use_reference_policy=need_reference_policy(composed), use_critic=False)
+    OmegaConf.resolve(composed)
+    rollout, run = composed.actor_rollout_ref.rollout, loaded.config.astuner
+    assert (rollout.n, rollout.temperature) == (run.rollout.num_repeat, run.rollout.temperature)
+    assert composed.actor_rollout_ref.actor.optim.lr == run.trainer_common.optim.lr
 
 
 class StartedError(Exception):
