@@ -28,12 +28,19 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Start Ray; return the folder SHARED_FOLDER of its processes."""
     from astuner.ray_cluster.connection import ray_connected
     from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
+    from astuner.ray_cluster.worker_server import worker_server
 
     folder = tmp_path_factory.mktemp("shared")
     variables = {"PYTHONPATH": str(Path(__file__).parents[3]), "SHARED_FOLDER": str(folder)}
     with (
         environment_set(OWN_ENVIRONMENT),
-        ray_connected({"namespace": "episode-runner", "runtime_env": {"env_vars": variables}}),
+        worker_server(("astuner.backbone.training.episode_worker", "torch", "transformers"), variables) as server,
+        ray_connected(
+            {
+                "namespace": "episode-runner",
+                "runtime_env": {"env_vars": variables, "py_executable": server.executable},
+            }
+        ),
     ):
         yield folder
 
