@@ -123,6 +123,14 @@ class EngineDies(Letters):
         return await super().execute(workflow_task, model_tuner)
 
 
+class ExtremeRewardsOrDeadEngine(ExtremeRewards, EngineDies):
+    """Has extreme rewards where EXTREME_REWARDS is set, and otherwise kills the engine."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        agent = ExtremeRewards if "EXTREME_REWARDS" in os.environ else EngineDies
+        return await agent.execute(self, workflow_task, model_tuner)
+
+
 class EngineCoreDies(Letters):
     """Kills vLLM's EngineCore process in step 2, once; the server's actor stays alive."""
 

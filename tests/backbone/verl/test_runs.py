@@ -23,16 +23,6 @@ from tests.backbone.verl.runs import make_job
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 
-def test_a_step_whose_rewards_are_extreme_is_recorded_and_explained(model_folder: Path, tmp_path: Path):
-    run = Run(make_job("ExtremeRewards", model_folder, tmp_path, trainer_common__total_training_steps=4), tmp_path)
-    code, printed = run.ended()
-    assert code == 1, printed
-    assert run.leftovers() == []
-    assert "the rewards of 8 episodes are extreme: train-000002-" in printed
-    assert {entry.advantage is None for entry in read_index(run.record) if entry.step == 1} == {False}
-    assert [entry.lacks_advantage for entry in read_index(run.record) if entry.step == 2] == [True] * 8
-
-
 def test_a_run_survives_failures_of_episodes_and_workers(model_folder: Path, tmp_path: Path):
     job = make_job(
         "EpisodeFailures",
@@ -75,56 +65,53 @@ def test_a_run_survives_failures_of_episodes_and_workers(model_folder: Path, tmp
     assert (run.record / "model" / "model.safetensors").exists()
 
 
-def test_a_run_resumes_after_its_engine_died_and_its_driver_was_killed(model_folder: Path, tmp_path: Path):
-    job = make_job("EngineDies", model_folder, tmp_path, trainer_common__total_training_steps=5)
-    first = Run(job, tmp_path)
+def test_a_run_resumes_after_each_way_to_end_early(model_folder: Path, tmp_path: Path):
+    """Extreme rewards, the death of the engine, of the driver, and a signal from Slurm."""
+    settings = {"trainer_common__total_training_steps": 10_000, "trainer_common__total_epochs": 10_000}
+    job = make_job("ExtremeRewardsOrDeadEngine", model_folder, tmp_path, **settings)
+    first = Run(job, tmp_path, EXTREME_REWARDS="1")
     code, printed = first.ended()
     assert code == 1, printed
-    assert "a rollout engine failed" in printed
     assert first.leftovers() == []
+    assert "the rewards of 8 episodes are extreme: train-000002-" in printed
+    assert {entry.advantage is None for entry in read_index(first.record) if entry.step == 1} == {False}
+    assert [entry.lacks_advantage for entry in read_index(first.record) if entry.step == 2] == [True] * 8
     second = Run(job, tmp_path)
-    second.wait_for(step=3)
-    second.process.send_signal(signal.SIGKILL)
-    second.process.wait()
+    code, printed = second.ended()
+    assert code == 1, printed
+    assert "resuming from the checkpoint of step 1" in printed
+    assert "a rollout engine failed" in printed
     assert second.leftovers() == []
-    assert "resuming from the checkpoint of step 2" in second.log.read_text()
     third = Run(job, tmp_path)
-    code, printed = third.ended()
-    assert code == 0, printed
+    third.wait_for(step=3)
+    third.process.send_signal(signal.SIGKILL)
+    third.process.wait()
     assert third.leftovers() == []
-    assert json.loads((third.record / "summary.json").read_text())["steps"] == 5
+    assert "resuming from the checkpoint of step 2" in third.log.read_text()
+    # Slurm signals all processes.
+    fourth = Run(job, tmp_path, "astuner.trainer_common.save_freq=10000")
+    fourth.wait_for(step=5)
+    os.killpg(fourth.process.pid, signal.SIGTERM)
+    last = check_saved(fourth, signal.SIGTERM)
+    assert "resuming from the checkpoint of step" in fourth.log.read_text()
     # The local backbone does the same steps without interruption.
     (tmp_path / "local").mkdir()
-    full_job = make_job("Letters", model_folder, tmp_path / "local", trainer_common__total_training_steps=5)
-    tuned = full_job.configure({"backbone": "local"}).tune(tmp_path / "local" / "records")
-    assert losses(third.record) == pytest.approx(losses(tuned.record), rel=1e-2, abs=1e-5)
+    full_job = make_job("Letters", model_folder, tmp_path / "local", trainer_common__total_training_steps=last)
+    full_job.configure({"backbone": "local", "trainer_common.total_epochs": 10_000})
+    tuned = full_job.tune(tmp_path / "local" / "records")
+    assert losses(fourth.record) == pytest.approx(losses(tuned.record), rel=1e-2, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("number", "to_group"),
-    [
-        pytest.param(signal.SIGINT, True, id="a terminal"),
-        pytest.param(signal.SIGTERM, False, id="kill"),
-        pytest.param(signal.SIGTERM, True, id="Slurm"),
-    ],
-)
-def test_a_signal_saves_the_last_complete_step(
-    number: signal.Signals, to_group: bool, model_folder: Path, tmp_path: Path
-):
-    settings = {"trainer_common__total_training_steps": 10_000, "trainer_common__total_epochs": 10_000}
-    run = Run(make_job("Letters", model_folder, tmp_path, trainer_common__save_freq=10_000, **settings), tmp_path)
-    run.wait_for(step=2)
-    if to_group:
-        os.killpg(run.process.pid, number)
-    else:
-        run.process.send_signal(number)
+def check_saved(run: Run, number: signal.Signals) -> int:
+    """Check that a run ends after a signal with a checkpoint of its last complete step, and return the step."""
     code, printed = run.ended()
     assert code == 128 + number, printed
     assert run.leftovers() == []
     last = max(losses(run.record))
-    (checkpoint,) = (run.record / "checkpoints").glob("step_*")
+    checkpoint = max((run.record / "checkpoints").glob("step_*"))
     assert checkpoint.name == f"step_{last:06d}"
     assert (checkpoint / "model" / "model.safetensors").exists()
+    return last
 
 
 def test_a_missing_vllm_is_an_error_on_gpus_and_set_aside_on_a_cpu(monkeypatch: pytest.MonkeyPatch):
@@ -160,42 +147,28 @@ def test_an_invalid_configuration_does_not_move_the_earlier_record(
     assert message in error_beside_a_record(make_job("Letters", model_folder, tmp_path), tmp_path, mistake)
 
 
-def test_groups_with_equal_rewards_are_replaced_by_further_tasks(model_folder: Path, tmp_path: Path):
-    settings = {"trainer_common__total_training_steps": 1, "trainer_common__algorithm__dynamic_sampling": "refill"}
+def test_groups_with_equal_rewards_are_replaced_by_further_tasks_until_ctrl_c(model_folder: Path, tmp_path: Path):
+    settings = {
+        "trainer_common__total_training_steps": 10_000,
+        "trainer_common__total_epochs": 10_000,
+        "trainer_common__save_freq": 10_000,
+        "trainer_common__algorithm__dynamic_sampling": "refill",
+    }
     job = make_job("Letters", model_folder, tmp_path, **settings)
     job.set_workflow(f"{LOCAL_AGENTS}->SomeEqual")
     run = Run(job, tmp_path)
-    code, printed = run.ended()
-    assert code == 0, printed
-    assert run.leftovers() == []
-    (row,) = [row.metrics for row in read_metrics(run.record) if "refill/tasks" in row.metrics]
+    run.wait_for(step=2)
+    os.killpg(run.process.pid, signal.SIGINT)  # as a terminal does
+    check_saved(run, signal.SIGINT)
+    assert len(list((run.record / "checkpoints").glob("step_*"))) == 1
+    row = next(row.metrics for row in read_metrics(run.record) if "refill/tasks" in row.metrics)
     # Every second task has equal rewards: the batch has one of them, and so has the first refill.
     expected = {"refill/batches": 2, "refill/tasks": 2, "refill/missing_groups": 0, "episodes/total": 16}
     assert {name: row[name] for name in expected} == expected
     assert row["update/optimiser_steps"] == 2
-    trained = {entry.task_id: bool(entry.advantage) for entry in read_index(run.record) if entry.split == "train"}
+    first = [entry for entry in read_index(run.record) if (entry.split, entry.step) == ("train", 1)]
+    trained = {entry.task_id: bool(entry.advantage) for entry in first}
     assert sorted(trained.values()) == [False, False, True, True]
-
-
-def test_a_model_teaches_itself_with_a_hint_on_tokens_of_high_entropy(model_folder: Path, tmp_path: Path):
-    settings = {
-        "trainer_common__distillation__teacher": "self",
-        "trainer_common__distillation__hint": "Use letters: {unlucky}",
-        "trainer_common__distillation__reward_coef": 1.0,
-        "trainer_common__algorithm__high_entropy_share": 0.5,
-        "trainer_common__total_training_steps": 2,
-    }
-    run = Run(make_job("Letters", model_folder, tmp_path, **settings), tmp_path)
-    code, printed = run.ended()
-    assert code == 0, printed
-    assert run.leftovers() == []
-    steps = [row.metrics for row in read_metrics(run.record) if "distillation/kl" in row.metrics]
-    assert len(steps) == 2
-    for metrics in steps:
-        assert metrics["distillation/calls_without_hint"] == 0
-        assert abs(metrics["distillation/kl"]) > 1e-4
-        assert metrics["update/optimiser_steps"] == 2
-        assert metrics["grad_norm"] > 0
 
 
 @pytest.mark.long
