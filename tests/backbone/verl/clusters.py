@@ -57,24 +57,43 @@ class VerlCluster:
 
 
 @contextlib.contextmanager
-def started_cluster(config: RunConfig, model: Path, workers: int, folder: Path) -> Iterator[VerlCluster]:
-    """Start `workers` data-parallel workers and the same number of engines, on a new Ray."""
+def started_ray(workers: int) -> Iterator[None]:
+    """Start a Ray for at most `workers` data-parallel workers and the same number of engines."""
     from astuner.backbone.verl.cluster import ray_running, verl_environment, verl_worker_server
     from astuner.backbone.verl.composition import compose_verl_config
-    from astuner.backbone.verl.rollout_engine import VerlEngine
 
-    config = with_values(config, {"astuner.trainer_common.n_gpus_per_node": workers})
-    plan = replace(CPU, model_path=str(model), checkpoint_folder=folder, total_steps=TOTAL_STEPS)
-    composed = compose_verl_config(config, plan)
+    composed = compose_verl_config(run_config(trainer_common__n_gpus_per_node=workers), CPU)
     with (
         verl_environment("cpu", own_ray=True) as environment,
         verl_worker_server(environment) as server,
         ray_running(composed, environment, server),
     ):
-        from astuner.backbone.verl.trainer import started_trainer
+        yield
 
-        with started_trainer(composed, config.astuner, torch.float32) as trainer:
+
+@contextlib.contextmanager
+def started_cluster(config: RunConfig, model: Path, workers: int, folder: Path) -> Iterator[VerlCluster]:
+    """Start `workers` data-parallel workers and the same number of engines on the started Ray."""
+    import ray
+    from ray import PlacementGroupID
+    from ray.util.placement_group import PlacementGroup
+
+    from astuner.backbone.verl.composition import compose_verl_config
+    from astuner.backbone.verl.rollout_engine import VerlEngine
+    from astuner.backbone.verl.trainer import started_trainer
+
+    config = with_values(config, {"astuner.trainer_common.n_gpus_per_node": workers})
+    plan = replace(CPU, model_path=str(model), checkpoint_folder=folder, total_steps=TOTAL_STEPS)
+    try:
+        with started_trainer(compose_verl_config(config, plan), config.astuner, torch.float32) as trainer:
             yield VerlCluster(config, trainer, VerlEngine(trainer.get_llm_client(), 256))
+    finally:
+        # A run leaves that to the end of its process.
+        for actor in ray.util.list_named_actors(all_namespaces=True):
+            ray.kill(ray.get_actor(**actor))
+        for identity, group in ray.util.placement_group_table().items():
+            if group["state"] != "REMOVED":
+                ray.util.remove_placement_group(PlacementGroup(PlacementGroupID(bytes.fromhex(identity))))
 
 
 def make_episodes(logprobs: Any, seed: int = 5) -> list[Episode]:

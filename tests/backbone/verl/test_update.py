@@ -17,18 +17,33 @@ from astuner.config.root import RunConfig
 from astuner.distillation import TeacherSequence
 from astuner.errors import BackboneError, RecordError
 from astuner.schema import Episode
-from tests.backbone.verl.clusters import VerlCluster, make_episodes, small_run, started_cluster
+from tests.backbone.verl.clusters import VerlCluster, make_episodes, small_run, started_cluster, started_ray
 from tests.backbone.verl.local_reference import COMPUTED, LocalReference, local_reference, saved_weights
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
-def cluster(request: Any, model_folder: Path, tmp_path_factory: Any) -> Iterator[VerlCluster]:
-    with started_cluster(small_run(), model_folder, request.param, tmp_path_factory.mktemp("verl")) as cluster:
+@pytest.fixture(scope="module")
+def cluster_ray() -> Iterator[None]:
+    with started_ray(2):
+        yield
+
+
+@pytest.fixture(scope="module", params=[2], ids=["two workers"])
+def cluster(request: Any, cluster_ray: None, model_folder: Path, tmp_path_factory: Any) -> Iterator[VerlCluster]:
+    """Workers on one Ray, since a process can use only one at a time: their number, or two with adapters."""
+    workers = 2 if request.param == "adapters" else request.param
+    config = small_run(model__lora__rank=4, trainer_common__optim__lr=0.1) if workers != request.param else small_run()
+    with started_cluster(config, model_folder, workers, tmp_path_factory.mktemp("verl")) as cluster:
         yield cluster
 
 
+also_one_worker = pytest.mark.parametrize(
+    "cluster", [2, 1], ids=["two workers", "one worker"], indirect=True, scope="module"
+)
+
+
+@also_one_worker
 def test_stored_rows_equal_the_samples(cluster: VerlCluster, model_folder: Path):
     episodes = make_episodes(local_reference(model_folder).logprobs)
     stored = cluster.update()._store(episodes, 1)
@@ -95,6 +110,7 @@ def test_a_checkpoint_of_another_number_of_workers_is_rejected(cluster: VerlClus
         checkpoints.load(cluster.trainer)
 
 
+@also_one_worker
 def test_a_step_updates_the_weights_as_the_local_backbone_does(
     cluster: VerlCluster, model_folder: Path, tmp_path: Path
 ):
@@ -126,6 +142,7 @@ def assert_same_record(result: UpdateResult, expected: UpdateResult) -> None:
         assert record.logprobs == pytest.approx(expected_record.logprobs, abs=1e-4)
 
 
+@also_one_worker
 @pytest.mark.parametrize("count", [1, 2, 5, 8])
 def test_any_number_of_episodes_makes_all_optimizer_steps(cluster: VerlCluster, model_folder: Path, count: int):
     # The workers' weights have changed in earlier tests; sample with the current ones.
@@ -243,6 +260,25 @@ def test_a_correction_acts_on_the_distribution_after_top_p(
     metrics = assert_metrics_of_the_local_backbone(cluster, config, reference, episodes)
     assert 0.05 < metrics["correction/gap_mean"] < 0.1
     assert metrics["logprob_difference"] < 0.01
+
+
+@pytest.mark.parametrize("cluster", ["adapters"], indirect=True, scope="module")
+def test_adapters_are_synced_to_the_engines_merged(cluster: VerlCluster, model_folder: Path, tmp_path: Path):
+    from astuner.backbone.training.sync_certificate import SyncCertificate
+    from astuner.backbone.verl.trainer import certify_sync
+
+    certificate = SyncCertificate(torch.float32)
+    cluster.trainer.sync_weights(0)
+    certify_sync(cluster.trainer, certificate, 0, [5, 6, 7], 1.0)
+    cluster.update().step(make_episodes(local_reference(model_folder).logprobs), 1)
+    # The engines sleep, and keep the weights from before the adapters were trained.
+    with pytest.raises(BackboneError, match=r"engine 1 of 2 .*_proj\.weight.*the new ones have not arrived"):
+        certify_sync(cluster.trainer, certificate, 1, [5, 6, 7], 1.0)
+    cluster.trainer.sync_weights(1)
+    certify_sync(cluster.trainer, certificate, 1, [5, 6, 7], 1.0)
+    merged = local_reference(model_folder)
+    now = saved_weights(cluster.trainer, tmp_path / "model")
+    assert now.keys() == merged.policy.model.state_dict().keys()
 
 
 def current_reference(cluster: VerlCluster, model_folder: Path, folder: Path) -> LocalReference:
