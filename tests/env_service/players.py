@@ -64,6 +64,14 @@ class Exits(Plays):
         os._exit(3)
 
 
+class AsTheTaskSays(Workflow):
+    """Plays as the player that the task names, so that the tests share their processes."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        player = {"Plays": Plays, "Raises": Raises, "Exits": Exits}[workflow_task.task.metadata["player"]]
+        return await player().execute(workflow_task, model_tuner)
+
+
 class Fails(Plays):
     """Its first action is the question's metadata, which names a fault."""
 

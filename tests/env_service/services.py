@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ import httpx
 import psutil
 
 from astuner.env_service.addresses import EnvServiceAddress
+from tests.preloaded import AstunerProcess
 
 ENVIRONMENTS = Path(__file__).parent / "environments.py"
 CLASSES = {"guess": "GuessNumber", "async": "AsyncGuessNumber", "faulty": "Faulty", "seats": "TwoSeats"}
@@ -24,11 +25,17 @@ _START_SECONDS = 600
 _END_SECONDS = 300
 
 
+@functools.cache
+def _http() -> httpx.Client:
+    """A client for all requests: each new one reads all of the machine's certificates."""
+    return httpx.Client(trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
+
+
 @dataclass
 class Service:
     """A running service."""
 
-    process: subprocess.Popen[str]
+    process: AstunerProcess
     address: EnvServiceAddress
 
     def processes(self) -> list[psutil.Process]:
@@ -38,7 +45,7 @@ class Service:
     def instances(self) -> list[dict[str, object]]:
         """The instances of the service."""
         headers = {"Authorization": f"Bearer {self.address.token or 'none'}"}
-        answer = httpx.get(f"{self.address.url}/v1/instances", headers=headers, trust_env=False)
+        answer = _http().get(f"{self.address.url}/v1/instances", headers=headers)
         listed: list[dict[str, object]] = answer.raise_for_status().json()
         return listed
 
@@ -47,12 +54,10 @@ class Service:
 def serving(folder: Path, *options: str, token: str = "", port: int = 0) -> Iterator[Service]:
     """Serve the environments of these tests, and end the service after the block."""
     served = [f"--env={name}={ENVIRONMENTS}->{kind}" for name, kind in CLASSES.items()]
-    command = [sys.executable, "-m", "astuner", "env", "serve", f"--port={port}", *served, *options]
     log = folder / f"service-{time.monotonic_ns()}.log"
     with open(log, "w") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, stdout=output, stderr=subprocess.STDOUT, env=_environment(token), text=True
-        )
+        words = ("env", "serve", f"--port={port}", *served, *options)
+        process = AstunerProcess(*words, cwd=folder, output=output, env=_environment(token))
     try:
         wait_until(lambda: "serving" in log.read_text() or process.poll() is not None, _START_SECONDS)
         found = re.search(r"at (http://\S+)", log.read_text())

@@ -33,12 +33,11 @@ def read(service: Service, env_type: str = "guess", **settings: Any) -> list[Tas
     return list(read_tasks(config, base_dir=Path(), search=[]).training)
 
 
-@pytest.fixture
-def start(model_folder: Path, tokenizer: Any, service: Service) -> Iterator[Start]:
+@pytest.fixture(scope="module")
+def new_rollout(model_folder: Path, tokenizer: Any) -> Start:
     """Return a function that starts a rollout of a workflow of `players` with the judge of environments."""
-    rollouts: list[TaskRollout] = []
 
-    def begin(workflow: str, isolation: str = "thread", of: Service = service, **settings: Any) -> TaskRollout:
+    def begin(workflow: str, isolation: str = "thread", **settings: Any) -> TaskRollout:
         job = AstunerJob(algorithm="grpo", model=model_folder, backbone="local", model__renderer="qwen3", **{
             "rollout__isolation": isolation,
             "rollout__max_env_worker": 2,
@@ -46,11 +45,32 @@ def start(model_folder: Path, tokenizer: Any, service: Service) -> Iterator[Star
         } | settings)  # fmt: skip
         job.set_workflow(f"{PLAYERS}->{workflow}").set_data("file", "unused.jsonl").set_judge(JUDGE)
         config = job.config.astuner
-        addresses = {of.address.url: of.address}
-        inputs = load_agent_inputs(config, (PLAYERS.parent,), str(model_folder), env_services=addresses)
+        inputs = load_agent_inputs(config, (PLAYERS.parent,), str(model_folder))
         ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
         engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=512)
-        rollouts.append(make_rollout(config, inputs, engine, ActiveEpisodes()))
+        return make_rollout(config, inputs, engine, ActiveEpisodes())
+
+    return begin
+
+
+@pytest.fixture(scope="module")
+def in_processes(new_rollout: Start) -> Iterator[TaskRollout]:
+    """A rollout in processes, which all tests share: the process that starts them imports torch."""
+    rollout = new_rollout("AsTheTaskSays", "process")
+    yield rollout
+    rollout.close()
+
+
+@pytest.fixture
+def start(new_rollout: Start, request: pytest.FixtureRequest) -> Iterator[Start]:
+    """Return a function that returns a rollout of a workflow; its tasks name the workflow."""
+    rollouts: list[TaskRollout] = []
+
+    def begin(workflow: str, isolation: str = "thread", **settings: Any) -> TaskRollout:
+        if isolation == "process":
+            shared: TaskRollout = request.getfixturevalue("in_processes")
+            return shared
+        rollouts.append(new_rollout(workflow, **settings))
         return rollouts[-1]
 
     yield begin
@@ -66,7 +86,7 @@ def run(rollout: TaskRollout, tasks: list[Task], repeats: int = 1) -> list[Episo
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 def test_the_environment_plays_and_scores(start: Start, service: Service, isolation: str) -> None:
     before = {each["instance_id"] for each in service.instances()}
-    tasks = read(service)
+    tasks = [replace(task, metadata={"player": "Plays"}) for task in read(service)]
     episodes = run(start("Plays", isolation), tasks[:6], repeats=2)
     assert [(episode.status, episode.error) for episode in episodes] == [("ok", None)] * 12
     for episode in episodes:
@@ -94,8 +114,8 @@ def test_a_failed_episode_releases_its_environment(
 ) -> None:
     # The lease is that of the killed worker. A live one must not miss its heartbeats.
     with serving(tmp_path, f"--lease-seconds={20 if workflow == 'Exits' else 600}") as service:
-        rollout = start(workflow, isolation, service, **{"task_judge__timeout": 3.0} | settings)
-        (episode,) = run(rollout, read(service)[:1])
+        rollout = start(workflow, isolation, **{"task_judge__timeout": 3.0} | settings)
+        (episode,) = run(rollout, [replace(read(service)[0], metadata={"player": workflow})])
         assert (episode.status, episode.error_kind) == ("failed", kind)
         assert error in str(episode.error)
         wait_until(lambda: not service.instances())
