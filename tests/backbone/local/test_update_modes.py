@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections.abc import Mapping
 from dataclasses import replace
@@ -50,8 +51,19 @@ def sampled(policy: Policy, rng: random.Random, name: str, prompt: list[int], re
     return LlmCall(name, "e", tuple(prompt), tuple(completion), tuple(noisy), "stop", reward=reward)
 
 
-def episodes_of(policy: Policy, *, by_call: bool, by_step: bool = False) -> list[Episode]:
+def moved_policy(folder: Path, mode: PackMode) -> Policy:
+    """The policy, away from the reference, so that there is a KL."""
+    policy = Policy(ModelConfig(), str(folder), torch.device("cpu"), mode)
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.1)
+    return policy
+
+
+@functools.cache
+def episodes_of(folder: Path, *, by_call: bool, by_step: bool) -> list[Episode]:
     """Two groups of three: conversations with a retry, a repeated call and a fork."""
+    policy = moved_policy(folder, "none")
     rng = random.Random(5)
     system = [rng.randrange(3, 60) for _ in range(20)]
     made = []
@@ -95,34 +107,44 @@ def step(
             },
         }
     )
-    policy = Policy(ModelConfig(), str(folder), torch.device("cpu"), mode)
-    with torch.no_grad():  # away from the reference, so that there is a KL
-        for parameter in policy.model.parameters():
-            parameter.mul_(1.1)
+    policy = moved_policy(folder, mode)
     optimizer = Watched(policy.trainable(), config.trainer_common.optim, 1)
     merge = "none" if mode == "none" else "leaf"
     episodes = [
         replace(episode, samples=tuple(build_samples(episode.calls, merge)))
-        for episode in episodes_of(policy, by_call=by_call, by_step=algorithm == "gigpo")
+        for episode in episodes_of(folder, by_call=by_call, by_step=algorithm == "gigpo")
     ]
     result = PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimizer).step(episodes, 1)
     return optimizer.gradients, result
 
 
-@pytest.mark.parametrize("by_call", [False, True], ids=["by episode", "by call"])
-@pytest.mark.parametrize("algorithm", REINFORCEMENT)
-def test_packing_changes_no_reward_advantage_loss_or_gradient(model_folder: Path, algorithm: str, by_call: bool):
+# Packing knows neither algorithm nor rewards, so that one mode with each of them is enough.
+@pytest.mark.parametrize(
+    ("algorithm", "by_call", "mode"),
+    [
+        *((name, False, "tree" if index % 2 else "leaf") for index, name in enumerate(REINFORCEMENT)),
+        *((name, True, "leaf" if index % 2 else "tree") for index, name in enumerate(REINFORCEMENT)),
+        ("grpo", True, "auto"),
+    ],
+)
+def test_packing_changes_no_reward_advantage_loss_or_gradient(
+    model_folder: Path, algorithm: str, by_call: bool, mode: PackMode
+):
     expected, result = step(model_folder, algorithm, "none", by_call=by_call)
     assert len(expected) == 2
-    for mode in ("leaf", "tree", "auto"):
-        got, same = step(model_folder, algorithm, mode, by_call=by_call)
-        exact = {"rloo": 1e-4}.get(algorithm, 0.0)  # the KL in its reward is rounded by the forward pass
-        assert same.advantages == pytest.approx(result.advantages, rel=exact, abs=exact)
-        assert same.metrics["reward/shaped"] == pytest.approx(result.metrics["reward/shaped"], rel=exact, abs=exact)
-        assert same.metrics["loss/total"] == pytest.approx(result.metrics["loss/total"], rel=1e-5, abs=1e-6)
-        for actual, other in zip(got, expected, strict=True):
-            assert other.norm() > 1e-3
-            assert (actual - other).norm() <= 1e-5 * other.norm()
+    got, same = step(model_folder, algorithm, mode, by_call=by_call)
+    exact = {"rloo": 1e-4}.get(algorithm, 0.0)  # the KL in its reward is rounded by the forward pass
+    assert same.advantages == pytest.approx(result.advantages, rel=exact, abs=exact)
+    assert same.metrics["reward/shaped"] == pytest.approx(result.metrics["reward/shaped"], rel=exact, abs=exact)
+    assert same.metrics["loss/total"] == pytest.approx(result.metrics["loss/total"], rel=1e-5, abs=1e-6)
+    for actual, other in zip(got, expected, strict=True):
+        assert other.norm() > 1e-3
+        assert (actual - other).norm() <= 1e-5 * other.norm()
+
+
+@functools.cache
+def uncorrected_gradients(folder: Path) -> list[Tensor]:
+    return step(folder, "grpo", "none", by_call=False, correction={"mode": "none"})[0]
 
 
 # The noise of `sampled` is within ±0.005, and so narrow bounds correct a part of the tokens.
@@ -139,7 +161,7 @@ def test_packing_changes_no_reward_advantage_loss_or_gradient(model_folder: Path
 )
 def test_packing_changes_no_correction(model_folder: Path, bounds: dict[str, object], is_masked: bool):
     expected, result = step(model_folder, "grpo", "none", by_call=False, correction=bounds)
-    uncorrected, _ = step(model_folder, "grpo", "none", by_call=False, correction={"mode": "none"})
+    uncorrected = uncorrected_gradients(model_folder)
     assert 0.01 < result.metrics["correction/masked" if is_masked else "correction/truncated"] < 0.99
     got, same = step(model_folder, "grpo", "tree", by_call=False, correction=bounds)
     for actual, other, without in zip(got, expected, uncorrected, strict=True):
