@@ -24,6 +24,7 @@ from astuner.schema import Episode, Task
 from astuner.task_rollout import BatchRequest, TaskRollout
 from astuner.task_runner import TaskRunner
 from astuner.tools import run_python, sandbox_agentscope
+from tests import preloaded
 
 FORMAT = re.compile(r"<returncode>(-?\d+)</returncode><stdout>(.*)</stdout><stderr>(.*)</stderr>", re.DOTALL)
 BEFORE = (execute_python_code.__doc__, execute_python_code.__name__)
@@ -214,7 +215,8 @@ async def test_a_cancelled_call_leaves_no_process() -> None:
 
 def test_a_cancelled_call_closes_its_pipes() -> None:
     code = """
-import asyncio, gc
+import asyncio, gc, warnings
+warnings.simplefilter("error", ResourceWarning)
 from astuner.tools import run_python
 
 async def main():
@@ -227,8 +229,8 @@ async def main():
 asyncio.run(main())
 gc.collect()
 """
-    command = [sys.executable, "-W", "error::ResourceWarning", "-c", code]
-    assert subprocess.run(command, check=True, capture_output=True, text=True).stderr == ""
+    ended = preloaded.run_python("-c", code)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 async def _left_since(before: set[int]) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ class Speaks(Workflow):
 def test_a_run_of_an_agent_that_knows_only_the_address(
     backbone: str, isolation: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    # A worker imports it at its start if this process has; this run does not use it.
+    monkeypatch.delitem(sys.modules, "agentscope", raising=False)
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"question": f"question {i}"}) + "\n" for i in range(4)))
     job = AstunerJob(
