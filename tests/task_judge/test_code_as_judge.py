@@ -221,10 +221,10 @@ def test_code_cannot_pass_without_the_right_results(code: str) -> None:
 def test_a_crash_or_an_endless_loop_fails_its_own_test_only() -> None:
     code = "import os\ndef add(a, b):\n    if a == 1: os._exit(3)\n    while a == 2: pass\n    return a + b"
     tests = ["assert add(1, 2) == 3", "assert add(2, 2) == 4", "assert add(3, 2) == 5"]
-    result = judged(code, tests, test_timeout=10)
+    result = judged(code, tests, test_timeout=4)
     assert (result.reward, result.is_success) == (pytest.approx(1 / 3), False)
     assert "assert add(1, 2) == 3: the solution ended its process with code 3" in result.explanation
-    assert "timeout: the test took longer than 2 s" in judged(code, tests[1], test_timeout=2).explanation
+    assert "timeout: the test took longer than 1 s" in judged(code, tests[1], test_timeout=1).explanation
 
 
 def test_processes_and_time_are_bounded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,8 @@ def logprobs(model: Any, call: LlmCall) -> torch.Tensor:
 def test_the_opponent_keeps_the_weights_of_the_start(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:
+    # A worker imports it at its start if this process has; this run does not use it.
+    monkeypatch.delitem(sys.modules, "agentscope", raising=False)
     monkeypatch.chdir(ROOT)
     yaml = "tutorial/example_solver_critic/solver_critic_tiny.yaml"
     settings = [f"astuner.{value}" for value in (f"model.path={model_folder}", *SETTINGS, setting)]
