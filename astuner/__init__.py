@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from astuner.doors import lazy_names
 
 if TYPE_CHECKING:
-    from astuner.agent_loop.rewards import discounted_returns
     from astuner.debugging.breakpoints import bp
     from astuner.job import AstunerJob
     from astuner.model_tuner import ModelTuner
     from astuner.schema import AgentStep, WorkflowOutput, WorkflowTask
     from astuner.workflow import Workflow
+    from astuner.workflows.agent_loop.rewards import discounted_returns
 
 __all__ = [
     "AgentStep",
@@ -47,7 +47,7 @@ _MODULES = {
     "WorkflowOutput": "astuner.schema",
     "WorkflowTask": "astuner.schema",
     "bp": "astuner.debugging.breakpoints",
-    "discounted_returns": "astuner.agent_loop.rewards",
+    "discounted_returns": "astuner.workflows.agent_loop.rewards",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES)

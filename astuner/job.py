@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from loguru import logger
 
-from astuner.clock import timestamp
 from astuner.config.backbone_choice import check_gpus, choose_backbone
 from astuner.config.loading import check_config, load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
@@ -20,6 +19,7 @@ from astuner.config.to_yaml import secret_keys, to_yaml
 from astuner.errors import AstunerError, ConfigError, PluginError, short_repr
 from astuner.plugin import load_object
 from astuner.run_record.summary import RunSummary
+from astuner.system.clock import timestamp
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.workflow import Workflow, workflow_factory
 
@@ -219,7 +219,7 @@ class AstunerJob:
             InstallError: the backbone needs another environment.
             AstunerError: any other error of the configuration or the run.
         """
-        from astuner.environments.reexec import require_environment
+        from astuner.installer.reexec import require_environment
 
         choice = choose_backbone(self._config)
         config = resolve_names(self._config, self._path, exp_dir)

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from astuner import AstunerJob  # noqa: E402
-from astuner.backbone.training.episode_rollout import make_rollout  # noqa: E402
+from astuner.backbone.episode_workers.rollout import make_rollout  # noqa: E402
 from astuner.backbone.training.run_inputs import load_agent_inputs  # noqa: E402
 from astuner.llm_engine.scripted import ScriptedEngine  # noqa: E402
 from astuner.model_tuner import CallSettings  # noqa: E402

@@ -19,12 +19,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from astuner.analysis.rescore.judging import judge_episodes
 from astuner.config.data import TaskJudgeConfig
-from astuner.rescore.judging import judge_episodes
 from astuner.run_record import read_index
 from astuner.schema import WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-from tests.rescore.records import an_episode, write_run
+from tests.analysis.rescore.records import an_episode, write_run
 
 
 class Trivial(BaseJudge):

@@ -29,7 +29,7 @@ from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.utils.padding import no_padding_2_padding
 from workloads import VOCABULARY, Agent, Workload, calls_of, group, retry, three_agents
 
-from astuner.backbone.training.row_bins import UpdateTokens
+from astuner.backbone.packing.row_bins import UpdateTokens
 from astuner.backbone.verl.batch_layout import sample_fields
 from astuner.config.optimizer import PackMode
 from astuner.context_tracker import build_samples, encode_ids

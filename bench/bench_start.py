@@ -37,8 +37,8 @@ import psutil
 from step_astuner import configuration
 from step_task import Sizes, prepare
 
-from astuner.process_tree import end_processes
 from astuner.run_record import read_episode, read_index
+from astuner.system.process_tree import end_processes
 
 ROOT = Path(__file__).resolve().parents[1]
 SIZES = Sizes(prompts=2, group=2, tokens=16, steps=1)

@@ -26,7 +26,14 @@ from pathlib import Path
 from loguru import logger
 
 from astuner import AstunerJob
-from astuner.benchmark import BenchResult, ResultComparison, SuiteEntry, compare_results, result_of, write_result
+from astuner.analysis.benchmark import (
+    BenchResult,
+    ResultComparison,
+    SuiteEntry,
+    compare_results,
+    result_of,
+    write_result,
+)
 from astuner.run_record.run_facts import summary_of
 
 _AGENT = f"{Path(__file__).parent / 'agents.py'}->Letters"

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from astuner.config.task_sources import DataGenerationConfig
-from astuner.data_generation import generate_tasks
+from astuner.task_sources.data_generation import generate_tasks
 from tutorial.example_real_model.smollm2 import smollm2
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.agent_loop import EnvWorkflow, LoopSettings
 from astuner.config.agent_loop import ContextTrackerConfig
 from astuner.context_tracker import certificate, count_tokens
 from astuner.env_service import load_environment
@@ -26,7 +25,8 @@ from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_runner import TaskRunner
-from tests.agent_loop.conftest import LocalInstance
+from astuner.workflows.agent_loop import EnvWorkflow, LoopSettings
+from tests.workflows.agent_loop.conftest import LocalInstance
 from tutorial.example_frozenlake import prepare_model_8x8
 from tutorial.example_frozenlake.prepare_model import MOVES, best_moves
 from tutorial.starting_model import build_tokenizer

@@ -25,7 +25,7 @@ from typing import Any
 def main(phase: str, number: int, delay: float, arguments: list[str]) -> None:
     """Run the command in this process."""
     from astuner.backbone import base
-    from astuner.cli import main as command
+    from astuner.cli.main import main as command
     from astuner.launcher import launch
 
     blocks: Counter[str] = Counter()

@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import psutil
 
-from astuner.process_tree import environment_variable
+from astuner.system.process_tree import environment_variable
 from campaigns import observed_astuner
 
 _MARK = "ASTUNER_OBSERVED_RUN"

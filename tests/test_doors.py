@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.doors import DOORS, lazy_names, through_door
 from astuner.launcher.starter import start_project
 

@@ -12,8 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import astuner
-from astuner.environments.env_specs import ENV_SPECS, EnvSpec
-from astuner.environments.inspection import unmet
+from astuner.installer.env_specs import ENV_SPECS, EnvSpec
+from astuner.installer.inspection import unmet
 
 ROOT = Path(__file__).parents[1]
 

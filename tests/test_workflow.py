@@ -200,7 +200,7 @@ def test_a_job_rejects_members_of_a_class(workflow: Any):
 def test_a_run_with_a_function(
     model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str, isolation: str
 ):
-    from astuner.cli import astuner
+    from astuner.cli.main import astuner
 
     # A worker imports it at its start if this process has; this run does not use it.
     monkeypatch.delitem(sys.modules, "agentscope", raising=False)

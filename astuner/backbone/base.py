@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
+from astuner.backbone.ray_cluster.started import StartedRay, is_own_ray
 from astuner.backbone.training.progress import PhaseName, RunProgress, warn_if_slow
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.doors import through_door
 from astuner.errors import BackboneError
-from astuner.ray_cluster.started import StartedRay, is_own_ray
 from astuner.run_record.record import RunRecord
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode

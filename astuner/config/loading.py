@@ -15,8 +15,8 @@ from astuner.config.checks import (
     unsupported_values,
     values_set_aside,
 )
-from astuner.config.composition import compose_files, origin_of
 from astuner.config.correction_checks import sampling_notices
+from astuner.config.hydra_composition import compose_files, origin_of
 from astuner.config.keys import KeyPath, parts
 from astuner.config.nested_dict import set_at
 from astuner.config.problems import Problem, broken_keys, outermost_unknown, raise_problems, unknown_key
@@ -25,7 +25,7 @@ from astuner.config.trainer_aliases import take_aliases
 from astuner.config.trainer_mapping import trainer_mapping
 from astuner.config.validation import validate
 from astuner.config.yaml_file import shown
-from astuner.redaction import learn_secret_settings
+from astuner.system.redaction import learn_secret_settings
 
 _BACKBONE = parts("astuner.backbone")
 

@@ -13,7 +13,7 @@ from astuner.config.keys import KeyPath, dotted, is_changed, schema
 from astuner.config.nested_dict import without
 from astuner.config.root import RunConfig
 from astuner.errors import ConfigError
-from astuner.redaction import redact_settings
+from astuner.system.redaction import redact_settings
 
 _PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
 _REFERENCE = re.compile(r"(\\*)\$\{")

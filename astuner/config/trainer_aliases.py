@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from astuner.config.composition import origin_of
+from astuner.config.hydra_composition import origin_of
 from astuner.config.keys import KeyPath, dotted, parts, schema
 from astuner.config.nested_dict import MISSING, get_at, set_at
 from astuner.config.problems import Problem

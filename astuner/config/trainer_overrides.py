@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
 
-from astuner.config.composition import origin_of
+from astuner.config.hydra_composition import origin_of
 from astuner.config.keys import KeyPath, dotted, parts
 from astuner.config.problems import Problem
 from astuner.config.trainer_mapping import TrainerMapping

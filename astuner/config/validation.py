@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args, get_origin
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from astuner.config.composition import origin_of
+from astuner.config.hydra_composition import origin_of
 from astuner.config.keys import KeyPath, dotted, schema
 from astuner.config.nested_dict import MISSING, get_at, without
 from astuner.config.problems import Problem, accepted_items

@@ -16,7 +16,7 @@ from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
 from astuner.config.keys import KeyPath
 from astuner.errors import ConfigError, did_you_mean
-from astuner.redaction import learn_secret_settings
+from astuner.system.redaction import learn_secret_settings
 
 SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "default_config"
 SUFFIXES = (".yaml", ".yml")

@@ -30,12 +30,12 @@ import orjson
 
 from astuner.debugging.tracebacks import format_error
 from astuner.env_service.environment import Environment, adapter, load_environment
-from astuner.env_service.process_tree import descendants, end_host, kill_all
+from astuner.env_service.host_shutdown import descendants, end_host, kill_all
 from astuner.env_service.protocol import ServiceRequestError
 from astuner.errors import AstunerError, WorkflowError, describe_error, short_repr
-from astuner.forking import ForkingServer
 from astuner.plugin import load_object, raised_at
 from astuner.schema import Evaluation, Observation, StepResult, TaskProfile, checked_reward
+from astuner.system.forking import ForkingServer
 
 REQUEST_HEADER = struct.Struct("!I")
 RESPONSE_HEADER = struct.Struct("!IIB")

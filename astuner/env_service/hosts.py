@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 import astuner
 from astuner.env_service.host_process import REQUEST_HEADER, RESPONSE_HEADER, HostSettings
-from astuner.env_service.process_tree import end_host
+from astuner.env_service.host_shutdown import end_host
 from astuner.env_service.protocol import ErrorInfo, ServiceRequestError
 from astuner.errors import ServiceError
 

@@ -16,9 +16,9 @@ import httpx
 
 from astuner.env_service.addresses import TOKEN_VARIABLE, EnvServiceAddress
 from astuner.env_service.client import EnvServiceClient
+from astuner.env_service.http_server import create_app
 from astuner.env_service.instances import InstanceTable, ServiceLimits
 from astuner.env_service.remote_instance import RemoteInstance, instance_path
-from astuner.env_service.server import create_app
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, EnvTask, Evaluation, Observation, Reference, StepResult, TaskProfile
 

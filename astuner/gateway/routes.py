@@ -32,7 +32,7 @@ from astuner.model_tuner.remote import CHAT_PATH, KEY_PATH
 from astuner.run_record.jsonable import encode
 
 if TYPE_CHECKING:
-    from astuner.gateway.server import Gateway
+    from astuner.gateway.http_server import Gateway
 
 # Seconds until a stream starts without an answer, and between the comments that keep it alive.
 _KEEP_ALIVE_SECONDS = 10.0

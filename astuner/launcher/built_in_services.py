@@ -11,13 +11,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from astuner.backbone.ray_cluster.started import StartedRay
 from astuner.config.root import AstunerConfig
 from astuner.config.services import HealthConfig, ServiceConfig
 from astuner.doors import through_door
-from astuner.environments_folder import installed_program
-from astuner.localhost import free_port, is_port_taken
 from astuner.processes.guarded_process import TempDir
-from astuner.ray_cluster.started import StartedRay
+from astuner.system.environments_folder import installed_program
+from astuner.system.localhost import free_port, is_port_taken
 
 _VIEW_PORT = 8765
 

@@ -18,18 +18,18 @@ from astuner.backbone.training.model_folder import model_path
 from astuner.backbone.training.run_inputs import call_settings, load_agent_inputs
 from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import AstunerConfig
-from astuner.control_characters import escape_control_characters
 from astuner.errors import AstunerError, ConfigError, ModelError, RecordError
 from astuner.launcher.console import filtered_output, make_console
-from astuner.launcher.transcripts import EpisodeTranscript
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
-from astuner.redaction import redact
 from astuner.run_record.lookup import find_run
 from astuner.run_record.run_facts import config_of
 from astuner.schema import Message, Task, WorkflowOutput, WorkflowTask
+from astuner.system.control_characters import escape_control_characters
+from astuner.system.redaction import redact
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_rollout import ActiveEpisodes, BatchRequest
+from astuner.viewer.transcripts import EpisodeTranscript
 
 NEW_CONVERSATION = "/new"
 

@@ -26,12 +26,12 @@ from astuner.errors import BackboneError, shorten
 from astuner.launcher.console import filtered_output, make_console
 from astuner.launcher.episode_table import check_rewards, episode_table, explain_no_training
 from astuner.launcher.launch import Launcher
-from astuner.launcher.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 from astuner.llm_engine.vllm_server.installation import check_engine_packages
-from astuner.redaction import redact_argv
 from astuner.run_record.loggers import check_loggers
+from astuner.system.redaction import redact_argv
 from astuner.task_reader import describe_left_out
 from astuner.task_rollout import ActiveEpisodes
+from astuner.viewer.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 
 _MAX_TASKS = 2
 _MAX_PARTS = 4

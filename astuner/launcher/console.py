@@ -18,11 +18,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from astuner.control_characters import escape_control_characters
 from astuner.plugin import raised_at
-from astuner.redaction import redact
-from astuner.redaction.output import redacted_output
 from astuner.run_record.console_lines import FILE_ONLY
+from astuner.system.control_characters import escape_control_characters
+from astuner.system.redaction import redact
+from astuner.system.redaction.output import redacted_output
 
 if TYPE_CHECKING:
     from loguru import Message

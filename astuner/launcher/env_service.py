@@ -9,8 +9,8 @@ from pathlib import Path
 from astuner.config.root import AstunerConfig
 from astuner.config.services import HealthConfig, ServiceConfig
 from astuner.env_service.addresses import AUTO, TOKEN_VARIABLE, EnvServiceAddress
-from astuner.localhost import ADDRESS, free_port
-from astuner.redaction import learn_secrets
+from astuner.system.localhost import ADDRESS, free_port
+from astuner.system.redaction import learn_secrets
 
 SERVICE_NAME = "env_service"
 _MIN_INSTANCES = 128

@@ -11,13 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from astuner.backbone.base import RunContext
-from astuner.control_characters import escape_control_characters
 from astuner.errors import BackboneError
-from astuner.launcher.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
-from astuner.redaction import redact
 from astuner.schema import Episode, Split
+from astuner.system.control_characters import escape_control_characters
+from astuner.system.redaction import redact
 from astuner.task_rollout import describe_failures
 from astuner.task_rollout.statistics import scored, tokens_of
+from astuner.viewer.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 
 
 def episode_table(title: str, episodes: Sequence[Episode]) -> Table:

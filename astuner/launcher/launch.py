@@ -22,6 +22,7 @@ from astuner.backbone.base import (
     load_backbone,
     load_training_backbone,
 )
+from astuner.backbone.ray_cluster.started import is_own_ray
 from astuner.backbone.training.progress import RunProgress, warn_if_slow
 from astuner.backbone.training.run_inputs import (
     RunInputs,
@@ -30,13 +31,11 @@ from astuner.backbone.training.run_inputs import (
     load_run_inputs,
     runs_inline,
 )
-from astuner.clock import timestamp
 from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, resolve_names, with_values
 from astuner.config.root import RunConfig, asks_for_vllm_server
 from astuner.config.to_yaml import to_yaml
 from astuner.debugging.breakpoints import describe_missed_tags, set_debugger_port
-from astuner.debugging.signals import report_on_usr1
 from astuner.debugging.tracebacks import format_stack, thread_stack
 from astuner.doors import through_door
 from astuner.errors import AstunerError, ConfigError
@@ -48,17 +47,18 @@ from astuner.launcher.console import (
 )
 from astuner.launcher.episode_table import check_rewards, print_episodes
 from astuner.launcher.services import Services
-from astuner.launcher.transcripts import Shown
 from astuner.llm_engine.vllm_server.installation import check_engine_packages, installed_vllm
-from astuner.ray_cluster.started import is_own_ray
 from astuner.run_record.console_lines import FILE_ONLY
 from astuner.run_record.folder import FolderLock
 from astuner.run_record.loggers import LoggerName, check_loggers
 from astuner.run_record.record import RunRecord
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
+from astuner.system.clock import timestamp
+from astuner.system.signals import report_on_usr1
 from astuner.task_reader import describe_left_out
 from astuner.task_rollout import ActiveEpisodes, Split
+from astuner.viewer.transcripts import Shown
 
 Result = TypeVar("Result")
 AnyBackbone = TypeVar("AnyBackbone", Backbone, TrainingBackbone)

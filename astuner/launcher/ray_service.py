@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from astuner.backbone.ray_cluster.head import READY_TEXT, ray_head
+from astuner.backbone.ray_cluster.temp_dir import short_parent
 from astuner.config.root import AstunerConfig
 from astuner.config.services import HealthConfig, ServiceConfig
 from astuner.launcher.built_in_services import BuiltInService
 from astuner.processes.guarded_process import TempDir
-from astuner.ray_cluster.head import READY_TEXT, ray_head
-from astuner.ray_cluster.temp_dir import short_parent
 
 
 def ray_service(config: AstunerConfig, *, others_join: bool) -> BuiltInService:

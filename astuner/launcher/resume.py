@@ -10,8 +10,8 @@ from loguru import logger
 
 from astuner.backbone.training.checkpoints import complete_checkpoints, damaged_checkpoints
 from astuner.config.resume import KeyChange, Locations, changed_keys
-from astuner.redaction import redact_settings
 from astuner.run_record.run_facts import search_folders_of
+from astuner.system.redaction import redact_settings
 
 
 def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:

@@ -11,14 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 
 from astuner.errors import RecordError
-from astuner.launcher.transcripts import EpisodeTranscript
-from astuner.redaction import redact
 from astuner.run_record.console_lines import FILE_ONLY
 from astuner.run_record.episode_file import read_episode
 from astuner.run_record.episodes import EpisodeEntry, read_index
 from astuner.run_record.metrics import read_metrics
 from astuner.run_record.summary import RunSummary
 from astuner.run_record.verdict import run_verdict
+from astuner.system.redaction import redact
+from astuner.viewer.transcripts import EpisodeTranscript
 
 _MIN_WIDTH_OF_COLUMNS = 76
 

@@ -19,12 +19,12 @@ from fastapi import FastAPI, Request, Response
 from astuner.gateway import Gateway, GatewaySettings
 from astuner.launcher.chat import find_model, open_engine
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.localhost import listen, local_hosts, rejection_reason
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
-from astuner.redaction import redact
 from astuner.run_record.files import JsonLines
 from astuner.run_record.jsonable import to_jsonable
-from astuner.tracing.trace import Feedback, TraceProblem, read_feedback, read_tools
+from astuner.system.localhost import listen, local_hosts, rejection_reason
+from astuner.system.redaction import redact
+from astuner.task_sources.tracing.trace import Feedback, TraceProblem, read_feedback, read_tools
 
 TRACE_HEADER = "x-trace-id"
 _FORWARDED_HEADERS = ("content-type", "accept", "anthropic-version", "anthropic-beta")

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 import httpx
 from loguru import logger
 
+from astuner.backbone.ray_cluster.started import StartedRay
 from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.env_service.addresses import EnvServiceAddress
@@ -23,11 +24,10 @@ from astuner.errors import ConfigError, ServiceError, did_you_mean
 from astuner.launcher.built_in_services import BuiltInService, built_in_service
 from astuner.launcher.env_service import SERVICE_NAME as ENV_SERVICE
 from astuner.launcher.env_service import automatic_env_service
-from astuner.localhost import is_port_taken, port_holder
 from astuner.processes.guarded_process import GuardedProcess, TempDir
 from astuner.processes.log import ProcessLog
-from astuner.ray_cluster.started import StartedRay
-from astuner.redaction import learn_secrets, redact_argv
+from astuner.system.localhost import is_port_taken, port_holder
+from astuner.system.redaction import learn_secrets, redact_argv
 
 _RAY_SERVICES = ("ray", "ray-cluster")
 _LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1", "0.0.0.0")

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from astuner.clock import timestamp
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.forks import CallIndex, Conversation, Divergence, first_difference, make_fork
 from astuner.model_tuner.messages import digests, has_same_reasoning, with_reasoning
 from astuner.model_tuner.token_store import SEARCHED_CALLS, TokenStore, share_messages
 from astuner.schema import Completion, Fork, ForkCause, LlmCall, Message
+from astuner.system.clock import timestamp
 
 
 class RawPrompt(tuple[Message, ...]):

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from astuner.clock import timestamp
 from astuner.errors import (
     AgentMadness,
     CallLimitError,
@@ -41,6 +40,7 @@ from astuner.model_tuner.targets import (
     call_endpoint,
 )
 from astuner.schema import Anomaly, Completion, LlmCall, SamplingParams
+from astuner.system.clock import timestamp
 
 if TYPE_CHECKING:
     from astuner.model_tuner.remote import RemoteModelTuner

@@ -12,8 +12,8 @@ import time
 
 import psutil
 
-from astuner.process_tree import end_processes, with_descendants
 from astuner.processes.process_owners import NO_EPISODE, ProcessOwners
+from astuner.system.process_tree import end_processes, with_descendants
 
 GRACE_SECONDS = 2.0
 """Seconds between SIGTERM and SIGKILL for the processes of an episode."""

@@ -29,7 +29,9 @@ from loguru import logger
 
 import astuner
 from astuner.errors import shorten
-from astuner.process_tree import (
+from astuner.processes.episode_guard import GRACE_SECONDS
+from astuner.processes.process_owners import NO_EPISODE, ProcessOwners, open_owners_file
+from astuner.system.process_tree import (
     MARK,
     child_pids,
     creation_clock,
@@ -38,8 +40,6 @@ from astuner.process_tree import (
     thread_child_pids,
     with_descendants,
 )
-from astuner.processes.episode_guard import GRACE_SECONDS
-from astuner.processes.process_owners import NO_EPISODE, ProcessOwners, open_owners_file
 
 _PR_SET_CHILD_SUBREAPER = 36
 _CLOCK_SECONDS = 1.0

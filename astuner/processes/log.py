@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TextIO
 
-from astuner.redaction import StreamRedactor, current_redactor, redact
-from astuner.redaction.output import RedactingStream
 from astuner.run_record.files import write_errors
+from astuner.system.redaction import StreamRedactor, current_redactor, redact
+from astuner.system.redaction.output import RedactingStream
 
 _TAIL_LINES = 20
 _BUFFERED_LINES = 10_000

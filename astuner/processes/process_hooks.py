@@ -13,7 +13,6 @@ from functools import wraps
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from astuner.process_tree import MARK
 from astuner.processes.episode_processes import (
     EpisodeProcesses,
     after_fork,
@@ -22,6 +21,7 @@ from astuner.processes.episode_processes import (
     current_episode_processes,
     episode_processes_set,
 )
+from astuner.system.process_tree import MARK
 
 # Servers that Python starts once for the whole process.
 _SHARED_SERVER = re.compile(rb"(resource_tracker|forkserver) import main")

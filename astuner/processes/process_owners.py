@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from astuner.process_tree import child_pids, find_process, mark_of
+from astuner.system.process_tree import child_pids, find_process, mark_of
 
 NO_EPISODE = "-"
 """The owner of a process that the run started outside of an episode."""

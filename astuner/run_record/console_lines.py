@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loguru import logger
 
-from astuner.clock import duration_text
 from astuner.run_record.intervals import success_interval
 from astuner.run_record.metrics import MetricsRow
+from astuner.system.clock import duration_text
 
 FILE_ONLY = {"file_only": True}
 """Values to bind to a log record (`logger.bind(**FILE_ONLY)`) that is written to run.log but not to the console."""

@@ -21,7 +21,6 @@ from typing import Any
 from loguru import logger
 
 from astuner.errors import RecordError, short_repr
-from astuner.redaction import current_redactor
 from astuner.run_record.answers import answer_of, brief_answer
 from astuner.run_record.episode_file import EpisodeLabels, add_update, episode_to_json, read_recorded_episode
 from astuner.run_record.files import (
@@ -35,6 +34,7 @@ from astuner.run_record.files import (
 from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, EpisodeStatus, Split, TokenCounts
+from astuner.system.redaction import current_redactor
 
 _FOLDER = "episodes"
 _INDEX = "index.jsonl"

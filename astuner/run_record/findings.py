@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from astuner.errors import RecordError, short_repr
-from astuner.redaction import redact
 from astuner.run_record.files import JsonLines, OnDamaged, read_json_lines
+from astuner.system.redaction import redact
 
 FINDINGS_FILE = "diagnostics.jsonl"
 Severity = Literal["error", "warning"]

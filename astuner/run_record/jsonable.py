@@ -16,8 +16,8 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from astuner.errors import RecordError, message_of, text_of
-from astuner.redaction import REDACTED, holds_credential
 from astuner.schema import JSON_KEY, Packed
+from astuner.system.redaction import REDACTED, holds_credential
 
 T = TypeVar("T")
 Redact = Callable[[str], str]

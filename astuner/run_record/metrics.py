@@ -13,8 +13,8 @@ from typing import Any
 from loguru import logger
 
 from astuner.errors import RecordError, shorten
-from astuner.redaction import redact
 from astuner.run_record.files import JsonLines, OnDamaged, read_json_lines
+from astuner.system.redaction import redact
 
 METRICS_FILE = "metrics.jsonl"
 

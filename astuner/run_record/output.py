@@ -6,8 +6,8 @@ from pathlib import Path
 
 from loguru import logger
 
-from astuner.redaction.output import RedactingStream
 from astuner.run_record.files import write_errors
+from astuner.system.redaction.output import RedactingStream
 
 _FILE = "run.log"
 _FORMAT = "{time:YYYY-MM-DD HH:mm:ss.SSS} | {level: <8} | {name}:{line} | {message}"

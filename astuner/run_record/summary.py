@@ -8,9 +8,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegativeInt, ValidationError, model_serializer
 
 from astuner.errors import RecordError
-from astuner.redaction import current_redactor
 from astuner.run_record.files import dump_json, write_atomically
 from astuner.run_record.jsonable import to_jsonable
+from astuner.system.redaction import current_redactor
 
 _FILE = "summary.json"
 Share = Annotated[float, Field(ge=0, le=1)]

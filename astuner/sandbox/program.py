@@ -23,7 +23,7 @@ from typing import Any, cast
 from loguru import logger
 
 from astuner.errors import SandboxError
-from astuner.process_tree import find_process, with_descendants
+from astuner.system.process_tree import find_process, with_descendants
 
 # Python keeps the compiled code of an imported file, and not that of a file that it runs by its path.
 _LAUNCH = "import sys; sys.path.append(sys.argv[1]); from launcher import main; main()"

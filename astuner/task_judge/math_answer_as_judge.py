@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from astuner.errors import JudgeError, shorten
+from astuner.helper_llm.client import NoAnswer
 from astuner.schema import Judgement
 from astuner.task_judge.fields import answer_text, as_text, of_task, task_value
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.llm.client import NoAnswer
 from astuner.task_judge.llm.llm_judge import LlmJudge, question_of, undecided, unscored
 from astuner.task_judge.llm.prompts import fenced_prompt
 from astuner.task_judge.math_text import PlainNumber, final_answer, is_bare_expression, plain_number

@@ -10,10 +10,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from uuid import uuid4
 
-from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack, task_stack
 from astuner.errors import shorten
 from astuner.model_tuner import ModelTuner
+from astuner.system.clock import timestamp
 from astuner.task_runner import describe_calls
 
 _current_key: ContextVar[str | None] = ContextVar("astuner_episode", default=None)

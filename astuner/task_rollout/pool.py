@@ -18,8 +18,8 @@ from types import FrameType
 from typing import Generic, TypeVar
 
 from astuner.debugging.breakpoints import is_debugged
-from astuner.debugging.signals import signal_handlers
 from astuner.debugging.tracebacks import Stack, thread_stack
+from astuner.system.signals import signal_handlers
 from astuner.task_rollout.episode_loop import Job, JobResult, run_job
 from astuner.task_rollout.process_state import ProcessState
 from astuner.task_rollout.uncaught import hooks

@@ -22,9 +22,9 @@ from typing import Any
 
 from loguru import logger
 
-from astuner.debugging.signals import signal_handlers
 from astuner.errors import short_repr, shorten
-from astuner.redaction.output import reopened_stream
+from astuner.system.redaction.output import reopened_stream
+from astuner.system.signals import signal_handlers
 from astuner.task_rollout.process_settings import (
     ProcessSetting,
     process_settings,

@@ -9,13 +9,13 @@ from typing import Protocol
 
 from loguru import logger
 
-from astuner.clock import timestamp
 from astuner.debugging.tracebacks import format_stack
 from astuner.errors import CallLimitError, EpisodeTimeout, JudgeBudgetError, JudgeUnavailableError, shorten
 from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.processes.episode_processes import EpisodeProcesses, end_all_episodes
 from astuner.processes.process_hooks import install_hooks
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
+from astuner.system.clock import timestamp
 from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
 from astuner.task_rollout.episode_loop import Job, JobResult
 from astuner.task_rollout.failure_groups import describe_failures

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, cast
 
-from astuner.clock import timestamp
 from astuner.context_tracker import MergeMode
 from astuner.debugging.breakpoints import DebuggerQuit, is_debugged
 from astuner.debugging.deadlines import deadline
@@ -37,6 +36,7 @@ from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
 from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode, Judgement, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
+from astuner.system.clock import timestamp
 from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
 from astuner.task_judge.scoring import score, score_inline
 from astuner.task_runner.groups import UNJUDGED, cut_text

@@ -10,7 +10,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from astuner.localhost import rejection_reason
+from astuner.system.localhost import rejection_reason
 from astuner.tinker_server.errors import TinkerRequestError
 
 _CONCURRENT_BODIES = 4

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from astuner.errors import RecordError
-from astuner.redaction import redact
 from astuner.run_record.episode_file import read_episode_document
+from astuner.system.redaction import redact
 from astuner.viewer.run_files import file_in_run
 
 _PATTERNS = ("*.log", "services/*.log")

@@ -19,15 +19,15 @@ from urllib.parse import urlencode
 import httpx
 
 from astuner.errors import RecordError
-from astuner.localhost import ADDRESS, local_hosts
 from astuner.run_record.files import dump_json
 from astuner.run_record.lookup import find_run
+from astuner.system.localhost import ADDRESS, local_hosts
 from astuner.viewer import queries
 from astuner.viewer.export import file_size, megabytes
+from astuner.viewer.http_server import create_app
 from astuner.viewer.page_bundle import STATIC, bundle
 from astuner.viewer.queries import EpisodeFilter
 from astuner.viewer.runs import IndexCache, Runs
-from astuner.viewer.server import create_app
 from astuner.viewer.task_queries import task_picks
 
 _PORT = 80

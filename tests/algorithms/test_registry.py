@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from astuner.algorithms import NO_CLIP, ClipRange, resolve
-from astuner.algorithms.reference import PARTS
+from astuner.algorithms.docs_table import PARTS
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName
-from astuner.config.reference import with_generated_parts
+from astuner.config.docs_tables import with_generated_parts
 
 PPO = ClipRange(0.2, 0.2)
 

@@ -13,13 +13,13 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from astuner.algorithms.distillation import Distiller, ModelTeacher
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Policy
 from astuner.config.distillation import DistillationConfig
 from astuner.config.model import ModelConfig
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
-from astuner.distillation import Distiller, ModelTeacher
 from astuner.schema import AgentStep, Episode, Judgement, LlmCall, Task
 from tests.algorithms.published import (
     PUBLISHED,

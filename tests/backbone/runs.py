@@ -12,8 +12,8 @@ from uuid import uuid4
 import psutil
 
 from astuner import AstunerJob
-from astuner.process_tree import environment_variable
 from astuner.run_record import read_metrics
+from astuner.system.process_tree import environment_variable
 from tests.preloaded import AstunerProcess
 
 PATIENCE = 400.0

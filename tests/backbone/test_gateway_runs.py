@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from astuner import AstunerJob
-from astuner.cli import astuner as command
+from astuner.cli.main import astuner as command
 from astuner.run_record import read_episode, read_index
 
 AGENT = """

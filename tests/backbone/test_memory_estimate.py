@@ -15,7 +15,7 @@ from astuner.backbone.base import MemoryEstimate
 from astuner.backbone.local.memory import estimate_training_memory
 from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.training.memory_estimate import BatchShape, engine_parts, model_shape, process_estimate
+from astuner.backbone.memory.estimate import BatchShape, engine_parts, model_shape, process_estimate
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.loading import with_values
 from astuner.config.root import AstunerConfig, RunConfig

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.backbone.training.row_bins import (
+from astuner.backbone.packing.row_bins import (
     RowGroup,
     UpdateTokens,
     divide_groups,

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from astuner import AstunerJob
-from astuner.backbone.training.episode_rollout import make_rollout
+from astuner.backbone.episode_workers.rollout import make_rollout
 from astuner.backbone.training.run_inputs import RunInputs, load_agent_inputs
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings

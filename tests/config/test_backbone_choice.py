@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from astuner import AstunerJob
-from astuner.cli import astuner, main
+from astuner.cli.main import astuner, main
 from astuner.config.backbone_choice import check_gpus, choose_backbone
 from astuner.config.gpus import installed_gpus, visible_gpus
 from astuner.config.loading import load_config, resolve_names, with_values

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.config.composition import compose_files, origin_of
+from astuner.config.hydra_composition import compose_files, origin_of
 from astuner.config.loading import load_config
 from astuner.errors import ConfigError
 

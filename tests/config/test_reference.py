@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from astuner.config.aliases import ALIASES
+from astuner.config.docs_tables import DEFAULT_YAML, KEY_PARTS, PAGES, default_yaml, update_page, with_generated_parts
 from astuner.config.keys import dotted, schema
-from astuner.config.reference import DEFAULT_YAML, KEY_PARTS, PAGES, default_yaml, update_page, with_generated_parts
 from astuner.config.root import RunConfig
 from astuner.config.trainer_mapping import TrainerName, trainer_mapping
 from astuner.config.yaml_file import SHIPPED_FOLDER, read_yaml

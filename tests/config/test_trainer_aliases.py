@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from astuner.config.composition import Composed, compose_files
+from astuner.config.hydra_composition import Composed, compose_files
 from astuner.config.keys import dotted, schema, value_at
 from astuner.config.loading import load_config
 from astuner.config.nested_dict import get_at, set_at

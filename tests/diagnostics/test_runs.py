@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from astuner import AstunerJob
 from astuner.backbone.local.session import LocalSession
-from astuner.cli import astuner as command
+from astuner.cli.main import astuner as command
 from astuner.errors import LogprobGapError
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.run_record import read_findings

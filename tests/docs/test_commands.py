@@ -8,7 +8,7 @@ from typing import Any
 import click
 import pytest
 
-from astuner.cli import astuner as command
+from astuner.cli.main import astuner as command
 from tests.docs.test_docs import ROOT, Block, all_blocks, blocks
 
 

@@ -29,8 +29,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from astuner import AstunerJob, Workflow
-from astuner.benchmark import BenchResult, SeedResult
-from astuner.cli import astuner as command
+from astuner.analysis.benchmark import BenchResult, SeedResult
+from astuner.cli.main import astuner as command
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.loading import load_config
 from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig

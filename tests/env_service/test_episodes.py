@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from astuner import AstunerJob
-from astuner.backbone.training.episode_rollout import make_rollout
+from astuner.backbone.episode_workers.rollout import make_rollout
 from astuner.backbone.training.run_inputs import load_agent_inputs
 from astuner.config.data import EnvServiceConfig, TaskReaderConfig
 from astuner.errors import TaskDataError

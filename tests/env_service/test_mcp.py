@@ -16,7 +16,7 @@ import pytest
 
 from astuner.env_service.environment import Environment, load_environment
 from astuner.errors import EnvError
-from astuner.localhost import free_port
+from astuner.system.localhost import free_port
 from tests.env_service.services import wait_until
 
 SERVER = Path(__file__).parent / "mcp_server.py"

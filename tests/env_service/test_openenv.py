@@ -14,7 +14,7 @@ import pytest
 
 from astuner.env_service import Environment, load_environment
 from astuner.errors import EnvError
-from astuner.localhost import free_port
+from astuner.system.localhost import free_port
 
 PYTHON = os.environ.get("ASTUNER_OPENENV_PYTHON", "")
 needs_openenv = pytest.mark.skipif(not PYTHON, reason="ASTUNER_OPENENV_PYTHON names no interpreter with openenv")

@@ -12,7 +12,7 @@ import textarena
 from click.testing import CliRunner
 from textarena.envs.registration import ENV_REGISTRY
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.env_service import load_environment
 from astuner.env_service.adapters import textarena as adapter
 from astuner.env_service.adapters.textarena_faults import require_data

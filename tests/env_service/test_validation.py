@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.env_service import Environment
 from astuner.env_service.environment import ADAPTERS, adapter
 from astuner.schema import Action, Evaluation, Observation, Reference, StepResult, TaskProfile

@@ -16,7 +16,7 @@ from astuner.gateway import Gateway
 from astuner.gateway.keys import KeyClaims, KeySigner
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.model_tuner.remote import KEY_PATH
-from astuner.redaction import redact
+from astuner.system.redaction import redact
 from tests.gateway.conftest import MakeTuner
 
 HI = [{"role": "user", "content": "hi"}]

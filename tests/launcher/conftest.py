@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import yaml
 
-from astuner.cli import main
-from astuner.localhost import free_port
+from astuner.cli.main import main
+from astuner.system.localhost import free_port
 from tests.launcher.service_processes import Declare
 
 FOLDER = Path(__file__).parent

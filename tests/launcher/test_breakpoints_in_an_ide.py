@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from astuner.localhost import free_port
 from astuner.run_record import read_summary
+from astuner.system.localhost import free_port
 from tests.launcher.debug_client import DebugClient, client_of, line_of, stopped_at
 
 WORKFLOW = "astuner.rollout.agentscope_workflow=agents->{}"

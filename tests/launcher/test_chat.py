@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from astuner.cli import astuner as command
+from astuner.cli.main import astuner as command
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.schema import Completion, SamplingParams
 from tests.launcher.conftest import Command

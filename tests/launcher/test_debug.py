@@ -95,7 +95,7 @@ def test_a_training_runs_record_stays_as_it_is(debug: Command, train: Command, f
 def test_no_trainer_is_in_the_process(folder: Path):
     code = (
         "import sys; sys.argv = ['astuner', '--conf', 'run.yaml', '--backbone=debug']\n"
-        "from astuner.cli import main\n"
+        "from astuner.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0\n"
         "print('\\n'.join(sys.modules))"

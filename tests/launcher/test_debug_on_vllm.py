@@ -19,9 +19,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from astuner.localhost import free_port
 from astuner.run_record import read_episode, read_index
 from astuner.schema import LlmCall
+from astuner.system.localhost import free_port
 from tests.launcher.liveness import lives, wait_for
 from tests.launcher.vllm_commands import Commands
 from tests.llm_engine.completions_server import listening
@@ -256,7 +256,7 @@ def test_vllm_is_never_imported_by_the_launcher(commands: Commands):
     code = (
         f"import sys; sys.argv = ['astuner', '--conf', 'run.yaml', '--backbone=debug', 'astuner.rollout.name=vllm', "
         f"'astuner.debug.debug_vllm_port={commands.port}']\n"
-        "from astuner.cli import main\n"
+        "from astuner.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0\n"
         "print('\\n'.join(sys.modules))"
@@ -265,7 +265,7 @@ def test_vllm_is_never_imported_by_the_launcher(commands: Commands):
     ended = subprocess.run(command, env=commands.env, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     loaded = ended.stdout.split()
-    assert "astuner.llm_engine.vllm_server.server" in loaded
+    assert "astuner.llm_engine.vllm_server.vllm_process" in loaded
     assert [name for name in loaded if name.split(".")[0] in ("vllm", "ray", "verl", "trinity")] == []
 
 

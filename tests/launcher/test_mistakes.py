@@ -16,7 +16,7 @@ import pytest
 import yaml
 from safetensors.torch import load_file, save_file
 
-from astuner.cli import astuner as command
+from astuner.cli.main import astuner as command
 from tests.launcher.conftest import Command, write_rows
 
 TRAINING = "task_reader.dataset_file.training.file_path"
@@ -286,7 +286,7 @@ def test_missing_classes_files_and_models_are_told_before_pytorch_is_imported(fo
     ]
     code = (
         "import sys\n"
-        "from astuner.cli import main\n"
+        "from astuner.cli.main import main\n"
         "for setting in sys.argv[1:]:\n"
         "    sys.argv = ['astuner', '--conf', 'run.yaml', f'astuner.{setting}']\n"
         "    try: main()\n"

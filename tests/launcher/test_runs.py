@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from astuner.cli import astuner as command
+from astuner.cli.main import astuner as command
 from astuner.run_record.folder import FolderLock
 from astuner.run_record.record import RunRecord
 from astuner.run_record.run_facts import read_note
@@ -214,7 +214,7 @@ def test_the_list_of_runs_needs_no_pytorch(tmp_path: Path, monkeypatch: pytest.M
     write_run("one", 0.5)
     code = (
         "import sys; sys.argv = ['astuner', 'runs']\n"
-        "from astuner.cli import main\n"
+        "from astuner.cli.main import main\n"
         "try: main()\n"
         "except SystemExit as end: assert end.code == 0\n"
         "assert not {'torch', 'transformers'} & set(sys.modules)"

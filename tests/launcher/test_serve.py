@@ -15,10 +15,10 @@ import uvicorn
 
 from astuner.launcher.serve import ServedModel, ServeOptions, create_app
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.localhost import listen
 from astuner.model_tuner import ChatCodec
 from astuner.schema import SamplingParams
-from astuner.tracing import Feedback, read_traces
+from astuner.system.localhost import listen
+from astuner.task_sources.tracing import Feedback, read_traces
 
 KEY = "sk-" + "canary4Zb81kQpXw7Lr2Tn5Vy9" * 2
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]

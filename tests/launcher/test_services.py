@@ -18,7 +18,7 @@ from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
 from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.built_in_services import built_in_service
 from astuner.launcher.services import Service, Services
-from astuner.localhost import free_port, port_holder
+from astuner.system.localhost import free_port, port_holder
 from tests.launcher.conftest import Command
 from tests.launcher.service_processes import Declare, assert_gone, served
 

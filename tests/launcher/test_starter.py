@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.errors import ConfigError
 from astuner.launcher.starter import TEMPLATES, start_project
-from astuner.localhost import free_port
 from astuner.run_record import read_index, read_summary
+from astuner.system.localhost import free_port
 from tests.launcher.debug_client import client_of, line_of, stopped_at
 from tests.preloaded import AstunerProcess
 

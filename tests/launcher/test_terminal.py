@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.cli import main
+from astuner.cli.main import main
 from astuner.launcher.console import filtered_output
 from astuner.run_record import read_summary
 from tests.launcher.conftest import Command

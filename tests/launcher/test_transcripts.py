@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from astuner.launcher.transcripts import EpisodeTranscript, Shown, print_transcripts, select_episodes
-from astuner.redaction import learn_secrets
 from astuner.schema import Episode, LlmCall, Message, Task
+from astuner.system.redaction import learn_secrets
+from astuner.viewer.transcripts import EpisodeTranscript, Shown, print_transcripts, select_episodes
 from tests.launcher.conftest import Command
 
 CALL = LlmCall("call", "episode", (1,), (2,), (0.0,), "stop")

@@ -18,12 +18,12 @@ from tests.viewer.records import open_record, step_metrics
 
 pytest.importorskip("textual")
 
-from astuner.cli import astuner
-from astuner.launcher.tui.app import TerminalViewer
-from astuner.launcher.tui.episodes_screen import EpisodesScreen
-from astuner.launcher.tui.run_screen import RunScreen
-from astuner.launcher.tui.runs_screen import RunsScreen
-from astuner.launcher.tui.transcript_screen import TranscriptScreen
+from astuner.cli.main import astuner
+from astuner.viewer.tui.app import TerminalViewer
+from astuner.viewer.tui.episodes_screen import EpisodesScreen
+from astuner.viewer.tui.run_screen import RunScreen
+from astuner.viewer.tui.runs_screen import RunsScreen
+from astuner.viewer.tui.transcript_screen import TranscriptScreen
 
 HOSTILE = (
     "[red]x[/red] [@click=app.quit]y[/] [/] \x1b[2J\x1b]8;;http://evil.example\x07 \u202egnp.exe\u2066 \x9b \\[ :smile:"

@@ -16,9 +16,9 @@ import uvicorn
 from torch import Tensor
 
 from astuner.backbone.training.tinker_policy import POLICY_HEADER, TinkerPolicy
-from astuner.localhost import listen, local_hosts
+from astuner.system.localhost import listen, local_hosts
 from astuner.tinker_server.base_model import BaseLanguageModel
-from astuner.tinker_server.server import create_app
+from astuner.tinker_server.http_server import create_app
 from astuner.tinker_server.service import Limits, TinkerService
 
 tinker = pytest.importorskip("tinker", reason="the client of Tinker is not installed: pip install -e .[dev]")

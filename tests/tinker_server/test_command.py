@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from astuner.errors import ModelError, PluginError, ServiceError
-from astuner.localhost import listen
+from astuner.system.localhost import listen
 from astuner.tinker_server import ServerOptions, serve
 from tests.preloaded import PythonProcess
 from tests.tinker_server.served import close_connections, tinker

@@ -18,8 +18,8 @@ from astuner.schema import SamplingParams
 from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import CheckpointStore, TrainingRun
 from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.http_server import result_response
 from astuner.tinker_server.sampling import SamplerPool
-from astuner.tinker_server.server import result_response
 from astuner.tinker_server.service import Limits
 from astuner.tinker_server.sessions import (
     EVICTION_SECONDS,

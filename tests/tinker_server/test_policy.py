@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM
 
 from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, POLICY_HEADER
 from astuner.backbone.trinity.tinker_service import RemoteTinkerService, checkpoint_folder, save_checkpoint_model
-from astuner.localhost import free_port
+from astuner.system.localhost import free_port
 from astuner.tinker_server.base_model import BaseLanguageModel
 from tests.tinker_server.served import Served, datum, logprobs_of, serving, tinker
 

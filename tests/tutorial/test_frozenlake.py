@@ -11,11 +11,11 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from astuner.agent_loop.histories import Turn, make_history
 from astuner.config.agent_loop import ContextTrackerConfig
 from astuner.config.loading import load_config
 from astuner.env_service import load_environment
 from astuner.schema import LlmCall
+from astuner.workflows.agent_loop.histories import Turn, make_history
 from tutorial.example_frozenlake.prepare_model import MAX_MOVES, MOVES, RECIPE, best_moves, board, transcript
 from tutorial.example_frozenlake.prepare_model_8x8 import (
     SUMMARY_PROMPT,

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.agent_loop import LoopSettings
-from tests.agent_loop.conftest import Play, play  # noqa: F401 - a fixture
+from astuner.workflows.agent_loop import LoopSettings
 from tests.examples import examples
+from tests.workflows.agent_loop.conftest import Play, play  # noqa: F401 - a fixture
 from tutorial.example_kuhn_poker import measure
 from tutorial.example_kuhn_poker.kuhn_poker import (
     CARDS,

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.config.loading import load_config
 from astuner.run_record import read_episode, read_index
 from tests.conftest import saved_model

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.context_tracker import certificate
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets

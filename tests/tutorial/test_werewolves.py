@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.config.loading import load_config
 from astuner.context_tracker import certificate
 from astuner.llm_engine.scripted import ScriptedEngine

@@ -13,9 +13,9 @@ import pytest
 import uvicorn
 from fastapi.testclient import TestClient
 
-from astuner.localhost import listen, local_hosts
+from astuner.system.localhost import listen, local_hosts
+from astuner.viewer.http_server import create_app
 from astuner.viewer.runs import IndexCache, Runs
-from astuner.viewer.server import create_app
 from tests.viewer.records import Agents, open_record, write_step
 
 Ask = Callable[..., Any]

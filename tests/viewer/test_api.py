@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from astuner.errors import RecordError
-from astuner.localhost import local_hosts
 from astuner.run_record import read_episode, read_index, read_metrics, read_recorded_episode
 from astuner.run_record.run_facts import config_difference
+from astuner.system.localhost import local_hosts
 from astuner.viewer.index import RunIndex, key_of
 from astuner.viewer.runs import Runs
 from tests.viewer.conftest import Ask, client

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.errors import RecordError
 from astuner.run_record import by_token, read_index, read_recorded_episode
 from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from astuner.redaction import learn_secrets
 from astuner.run_record.run_facts import RunNote, read_note
+from astuner.system.redaction import learn_secrets
 from astuner.viewer import logs
 from tests.viewer.conftest import client
 from tests.viewer.records import an_episode, open_record

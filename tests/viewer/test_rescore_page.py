@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from astuner.rescore import RescoreOptions, rescore
+from astuner.analysis.rescore import RescoreOptions, rescore
 from astuner.run_record import find_rescores, read_rescored_episodes
 from astuner.schema import Anomaly
 from astuner.viewer.index import key_of
-from tests.rescore.records import an_episode, contents, write_run
+from tests.analysis.rescore.records import an_episode, contents, write_run
 from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
 from tests.viewer.conftest import client, served
 

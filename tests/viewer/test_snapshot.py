@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.errors import RecordError
 from astuner.run_record import read_index
 from astuner.viewer.index import key_of

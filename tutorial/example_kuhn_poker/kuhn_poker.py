@@ -10,9 +10,9 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from astuner.agent_loop import ActionReader, ScriptedPlayer
 from astuner.env_service.adapters.textarena import TextArenaGame, seat
 from astuner.schema import Action, Evaluation, Observation, StepResult
+from astuner.workflows.agent_loop import ActionReader, ScriptedPlayer
 
 FIRST, SECOND = seat(1), seat(0)
 """The player who acts first in TextArena's game of one round, and the other one."""

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from loguru import logger
 
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
-from astuner.backbone.training.episode_rollout import make_rollout
+from astuner.backbone.episode_workers.rollout import make_rollout
+from astuner.backbone.ray_cluster.started import StartedRay
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.run_state import RunState
 from astuner.backbone.training.session import dry_run, write_summary
@@ -19,7 +20,6 @@ from astuner.doors import through_door
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.ray_cluster.started import StartedRay
 from astuner.schema import Episode
 from astuner.task_rollout import Split
 

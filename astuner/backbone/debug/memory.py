@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from astuner.backbone.base import MemoryEstimate
-from astuner.backbone.training.memory_estimate import (
+from astuner.backbone.memory.estimate import (
     BatchShape,
     engine_parts,
     model_shape,

@@ -12,6 +12,7 @@ from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
 from astuner.backbone.local.determinism import deterministic_operations
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.session import LocalSession
+from astuner.backbone.ray_cluster.started import StartedRay
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.session import dry_run, evaluate
@@ -20,7 +21,6 @@ from astuner.config.root import AstunerConfig, RunConfig
 from astuner.doors import through_door
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device
-from astuner.ray_cluster.started import StartedRay
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from astuner.algorithms import differentiable_entropy, entropy_from_logprobs
-from astuner.backbone.training.packed_attention import packed_logits
+from astuner.backbone.packing.packed_attention import packed_logits
 from astuner.context_tracker import Packing
 
 # On a CPU: small enough for its cache, large enough for all of its cores. On a GPU: few kernels, in 64 MiB.

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.base import MemoryEstimate, MemoryPart
-from astuner.backbone.training.memory_estimate import (
+from astuner.backbone.memory.estimate import (
     SMALLER_MODEL,
     BatchShape,
     ModelShape,
@@ -14,9 +14,9 @@ from astuner.backbone.training.memory_estimate import (
     model_shape,
     process_parts,
 )
-from astuner.backbone.training.memory_plan import gpu_model_shape, max_length
-from astuner.backbone.training.packed_attention import enable_packed_attention, supports_packing
-from astuner.backbone.training.row_bins import padded_budget
+from astuner.backbone.memory.plan import gpu_model_shape, max_length
+from astuner.backbone.packing.packed_attention import enable_packed_attention, supports_packing
+from astuner.backbone.packing.row_bins import padded_budget
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.machine import Machine
 from astuner.config.root import AstunerConfig

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from astuner.algorithms import CallTable
 from astuner.algorithms.training_rows import TrainingRow, token_advantages, token_temperatures
-from astuner.backbone.training.row_bins import RowBin, padded_bins, padded_budget, prefix_bins
+from astuner.backbone.packing.row_bins import RowBin, padded_bins, padded_budget, prefix_bins
 from astuner.context_tracker import Packing, encode_ids
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.micro_batches import MicroBatch, micro_batches
+from astuner.backbone.packing.pack_costs import PackCosts, count_pack_costs
+from astuner.backbone.packing.packed_attention import SUPPORTED_MODELS, enable_packed_attention, supports_packing
 from astuner.backbone.training.lora import iterate_merged, merged_weights, with_lora
-from astuner.backbone.training.pack_costs import PackCosts, count_pack_costs
-from astuner.backbone.training.packed_attention import SUPPORTED_MODELS, enable_packed_attention, supports_packing
 from astuner.config.model import ModelConfig
 from astuner.config.optimizer import PackMode
 from astuner.context_tracker import Packing

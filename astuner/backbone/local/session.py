@@ -15,13 +15,13 @@ import torch
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.backbone.base import RunContext
+from astuner.backbone.episode_workers.rollout import make_rollout
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.free_memory import return_free_memory
 from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate
 from astuner.backbone.training.checkpoints import CheckpointFolder, save_synced, unreadable
-from astuner.backbone.training.episode_rollout import make_rollout
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import TrainingSession
 from astuner.backbone.training.sync_certificate import SyncCertificate, probe_params, probe_prompt
@@ -34,7 +34,7 @@ from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode, TaskRollout
 
 if TYPE_CHECKING:
-    from astuner.distillation import Distiller
+    from astuner.algorithms.distillation import Distiller
 
 _ENGINE = "the embedded engine"
 _STATE_FILE = "trainer.pt"

@@ -21,10 +21,10 @@ from astuner.backbone.local.free_memory import return_free_memory
 from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.session import LocalSession
 from astuner.backbone.training.rl_loop import RlLoop
-from astuner.clock import timestamp
-from astuner.debugging.signals import signals_deferred
 from astuner.errors import TaskDataError, short_repr
 from astuner.schema import Task, TokenCounts
+from astuner.system.clock import timestamp
+from astuner.system.signals import signals_deferred
 
 
 @dataclass

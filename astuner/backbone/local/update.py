@@ -47,13 +47,13 @@ from astuner.backbone.local.free_memory import return_free_memory
 from astuner.backbone.local.micro_batches import MicroBatch
 from astuner.backbone.local.optimizer import GradientNotFinite, Optimizer
 from astuner.backbone.local.policy import Policy
-from astuner.backbone.training.row_bins import UpdateTokens
+from astuner.backbone.packing.row_bins import UpdateTokens
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import encode_ids
 from astuner.schema import Episode, Floats, Packed
 
 if TYPE_CHECKING:
-    from astuner.distillation import RowTeacher
+    from astuner.algorithms.distillation import RowTeacher
 
 
 @dataclass

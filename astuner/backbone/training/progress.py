@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from astuner.clock import duration_text
 from astuner.config.timing import DeadlinesConfig
 from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.deadlines import alarm
 from astuner.debugging.tracebacks import format_stack, thread_stack
+from astuner.system.clock import duration_text
 from astuner.task_rollout import ActiveEpisodes
 
 Advance = Callable[..., None]

@@ -25,15 +25,15 @@ from astuner.backbone.training.session import (
     run_validation,
     write_summary,
 )
-from astuner.clock import timestamp
 from astuner.config.root import AstunerConfig
-from astuner.debugging.signals import signals_deferred
 from astuner.doors import through_door
 from astuner.errors import BackboneError, JudgeUnavailableError, LogprobGapError, NoSignalError
 from astuner.run_record.findings import RunFinding
 from astuner.run_record.step_writer import FinishedStep, StepWriter
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode, Task, TokenCounts
+from astuner.system.clock import timestamp
+from astuner.system.signals import signals_deferred
 from astuner.task_rollout.statistics import batch_metrics, success_rates, tokens_of
 
 _NO_UPDATE = UpdateResult({}, (), signal=False)

@@ -26,9 +26,9 @@ from astuner.llm_engine.context_length import check_context_length, shortened_co
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
 from astuner.plugin import reject_missing
-from astuner.redaction.output import redacted_output
 from astuner.run_record.findings import RunFinding
 from astuner.schema import LlmCall, TaskSet
+from astuner.system.redaction.output import redacted_output
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.loading import judge_paths, make_judge
 from astuner.task_reader import read_tasks

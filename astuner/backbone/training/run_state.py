@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
 
-from astuner.clock import timestamp
 from astuner.errors import RecordError, first_line
 from astuner.run_record.summary import EpisodesSummary, RunSummary, TokensSummary, ValidationsSummary, ValidationSummary
+from astuner.system.clock import timestamp
 from astuner.task_rollout.statistics import RunTotals, ValidationResult
 
 # With a clock that was set back, earlier versions wrote negative durations.

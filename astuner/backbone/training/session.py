@@ -13,13 +13,13 @@ from loguru import logger
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.run_inputs import call_settings, greedy_validation_notice, validation_repeats
 from astuner.backbone.training.run_state import RunState, validation_entry
-from astuner.clock import timestamp
 from astuner.config.llm_judge import check_budget
 from astuner.config.root import AstunerConfig
-from astuner.debugging.signals import signals_deferred
 from astuner.errors import BackboneError, JudgeBudgetError, JudgeUnavailableError
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode, Task
+from astuner.system.clock import timestamp
+from astuner.system.signals import signals_deferred
 from astuner.task_rollout import BatchRequest, OnEpisode, Split
 from astuner.task_rollout.statistics import tokens_of, validation_result
 

@@ -24,11 +24,11 @@ from astuner.algorithms.credit_assignment import (
     trains_without_advantage,
     uses_kl_loss,
 )
+from astuner.algorithms.distillation import Distiller, load_distiller
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_length, row_scales, token_advantages
 from astuner.backbone.trinity.coordinator import CoordinatorJob, coordinator
 from astuner.backbone.trinity.events import AdvantagesReady, SampleKey, WorkerFailed
 from astuner.config.root import AstunerConfig
-from astuner.distillation import Distiller, load_distiller
 from astuner.errors import AstunerError, BackboneError
 from astuner.model_tuner import ChatCodec, load_tokenizer
 from astuner.schema import Episode

@@ -13,44 +13,44 @@ from loguru import logger
 
 import astuner
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.episode_workers.worker import AgentJob
+from astuner.backbone.memory.estimate import BatchShape, process_estimate
+from astuner.backbone.ray_cluster.connection import (
+    check_has_no_gpus,
+    check_not_connected,
+    check_ray_reachable,
+    ray_connected,
+)
+from astuner.backbone.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
+from astuner.backbone.ray_cluster.nodes import check_can_reach, living_nodes, lost_nodes_named
+from astuner.backbone.ray_cluster.started import StartedRay, is_own_ray
+from astuner.backbone.ray_cluster.worker_server import can_fork_workers, worker_server
 from astuner.backbone.training.checkpoints import RESUME_HINT
-from astuner.backbone.training.episode_worker import AgentJob
 from astuner.backbone.training.lora import check_target_modules
-from astuner.backbone.training.memory_estimate import BatchShape, process_estimate
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import dry_run, evaluate
 from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
-from astuner.backbone.trinity.composition import (
+from astuner.backbone.trinity.machine_facts import Device, Mode, TrinityRunFacts
+from astuner.backbone.trinity.preflight import MIN_GPUS
+from astuner.backbone.trinity.rules import engine_count, runners_per_engine
+from astuner.backbone.trinity.tinker_service import LOCAL_KEY, RemoteTinkerService, local_tinker_server
+from astuner.backbone.trinity.trainer_config import (
     check_trinity_config,
     check_without_ray,
     configured_tinker_service,
     trinity_config,
 )
-from astuner.backbone.trinity.preflight import MIN_GPUS
-from astuner.backbone.trinity.rules import engine_count, runners_per_engine
-from astuner.backbone.trinity.run_facts import Device, Mode, TrinityRunFacts
-from astuner.backbone.trinity.tinker_service import LOCAL_KEY, RemoteTinkerService, local_tinker_server
 from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, TrainingBackend, VerlTrainingBackend
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.llm_engine.causal_lm import choose_device
 from astuner.llm_engine.context_length import context_length
-from astuner.localhost import ADDRESS
-from astuner.ray_cluster.connection import (
-    check_has_no_gpus,
-    check_not_connected,
-    check_ray_reachable,
-    ray_connected,
-)
-from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
-from astuner.ray_cluster.nodes import check_can_reach, living_nodes, lost_nodes_named
-from astuner.ray_cluster.started import StartedRay, is_own_ray
-from astuner.ray_cluster.worker_server import can_fork_workers, worker_server
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
+from astuner.system.localhost import ADDRESS
 from astuner.task_rollout import Split
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ _ENVIRONMENT = {
 
 # What Trinity's modules and astuner's workers import, except for Ray and modules that import it.
 _WORKER_MODULES = (
-    "astuner.backbone.training.episode_worker",
+    "astuner.backbone.episode_workers.worker",
     "datasets",
     "omegaconf",
     "pandas",

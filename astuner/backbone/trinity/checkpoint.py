@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.backbone.training.checkpoints import CheckpointFolder, unreadable
-from astuner.backbone.trinity.composition import NAME, PROJECT
+from astuner.backbone.trinity.trainer_config import NAME, PROJECT
 from astuner.backbone.trinity.training_backends import TrainingBackend
 from astuner.errors import RecordError, first_line
 

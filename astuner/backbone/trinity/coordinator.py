@@ -15,7 +15,7 @@ from typing import Any
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from astuner.backbone.training.episode_worker import AgentJob
+from astuner.backbone.episode_workers.worker import AgentJob
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.trinity.events import BatchConsumed, EpisodeFinished, Event, MetricsLogged
 from astuner.schema import Episode

@@ -10,13 +10,13 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from astuner.backbone.training.episode_worker import BreakpointsReached, EpisodeWorker, LogRecord, WorkerEvent
-from astuner.backbone.training.lost_workers import longest_wait, run_share
+from astuner.backbone.episode_workers.lost_workers import longest_wait, run_share
+from astuner.backbone.episode_workers.worker import BreakpointsReached, EpisodeWorker, LogRecord, WorkerEvent
+from astuner.backbone.ray_cluster.actor_stream import ActorLostError, actor_stream, to_astuner_error
 from astuner.backbone.trinity.coordinator import CoordinatorJob, coordinator
 from astuner.backbone.trinity.engines import RolloutEngine, RolloutWeights
 from astuner.backbone.trinity.events import EpisodeFinished, EpisodesStarted, ShareFinished
 from astuner.debugging.breakpoints import is_debugged, set_breakpoints
-from astuner.ray_cluster.actor_stream import ActorLostError, actor_stream, to_astuner_error
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest
 

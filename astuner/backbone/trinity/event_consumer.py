@@ -12,9 +12,9 @@ import ray
 from loguru import logger
 from ray.exceptions import RayError
 
+from astuner.backbone.episode_workers.lost_workers import longest_wait
+from astuner.backbone.episode_workers.worker import BreakpointsReached, LogRecord, in_order
 from astuner.backbone.training.checkpoints import RESUME_HINT
-from astuner.backbone.training.episode_worker import BreakpointsReached, LogRecord, in_order
-from astuner.backbone.training.lost_workers import longest_wait
 from astuner.backbone.trinity.actors import TrinityActors
 from astuner.backbone.trinity.coordinator import TRAINER
 from astuner.backbone.trinity.events import (
@@ -30,9 +30,9 @@ from astuner.backbone.trinity.events import (
 )
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import add_reached_tags
-from astuner.debugging.signals import signals_deferred
 from astuner.errors import BackboneError, first_line
 from astuner.schema import Episode, Split
+from astuner.system.signals import signals_deferred
 from astuner.task_rollout import BatchRequest, OnEpisode, failed_episodes, report_failures
 
 _POLL_SECONDS = 0.5

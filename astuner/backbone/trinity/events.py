@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.backbone.training.episode_worker import BreakpointsReached, LogRecord
+from astuner.backbone.episode_workers.worker import BreakpointsReached, LogRecord
 from astuner.schema import Episode, Split
 
 SampleKey = tuple[str, int]

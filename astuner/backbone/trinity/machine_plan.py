@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from astuner.backbone.base import MemoryEstimate, MemoryPart
-from astuner.backbone.training.memory_estimate import SMALLER_MODEL, BatchShape, ModelShape
-from astuner.backbone.training.memory_estimate import engine_parts as embedded_engine_parts
-from astuner.backbone.training.memory_plan import (
+from astuner.backbone.memory.estimate import SMALLER_MODEL, BatchShape, ModelShape
+from astuner.backbone.memory.estimate import engine_parts as embedded_engine_parts
+from astuner.backbone.memory.plan import (
     ENGINE_SHARE,
     SYNC_BUFFER,
     ShardedTrainer,
@@ -20,16 +20,16 @@ from astuner.backbone.training.memory_plan import (
     planned_run,
 )
 from astuner.backbone.training.tinker_policy import batch_tokens
-from astuner.backbone.trinity.composition import configured_tinker_service
+from astuner.backbone.trinity.machine_facts import TrinityRunFacts
 from astuner.backbone.trinity.preflight import machine_problems
 from astuner.backbone.trinity.rules import engine_count, gpus_per_node, runners_per_engine
-from astuner.backbone.trinity.run_facts import TrinityRunFacts
+from astuner.backbone.trinity.trainer_config import configured_tinker_service
 from astuner.config.keys import KeyPath
 from astuner.config.machine import Machine
 from astuner.config.problems import raise_problems
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.errors import ConfigError
-from astuner.localhost import ADDRESS
+from astuner.system.localhost import ADDRESS
 
 _FSDP_SIZE = ("fsdp_config", "fsdp_size")
 _SEQUENCE = "lower rollout.max_model_len, or use --backbone=verl, which divides micro-batches over GPUs"

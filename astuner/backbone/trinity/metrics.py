@@ -8,7 +8,7 @@ import torch
 
 from astuner.algorithms.correction import CORRECTION_SUMS, correction_summary
 from astuner.algorithms.credit_assignment import check_logprob_gap
-from astuner.backbone.training.row_bins import UpdateTokens
+from astuner.backbone.packing.row_bins import UpdateTokens
 
 # Trinity's Tinker trainer and its verl trainer use different names for some metrics.
 _MEANS = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from astuner.ray_cluster.environment import export_ray_address
-from astuner.ray_cluster.nodes import on_this_node, override_actor_options
+from astuner.backbone.ray_cluster.environment import export_ray_address
+from astuner.backbone.ray_cluster.nodes import on_this_node, override_actor_options
 
 _MODULES = ("trinity.", "astuner.backbone.trinity.")
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from astuner.algorithms import resolve
-from astuner.backbone.training.attention import flash_attention_command, undivided_heads
+from astuner.backbone.packing.attention import flash_attention_command, undivided_heads
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
+from astuner.backbone.trinity.machine_facts import TrinityRunFacts
 from astuner.backbone.trinity.rules import (
     engine_count,
     gpus_per_node,
@@ -14,8 +15,7 @@ from astuner.backbone.trinity.rules import (
     sampler_dtype,
     steps_ahead,
 )
-from astuner.backbone.trinity.run_facts import TrinityRunFacts
-from astuner.config.composition import origin_of
+from astuner.config.hydra_composition import origin_of
 from astuner.config.keys import parts
 from astuner.config.problems import Problem
 from astuner.config.root import AstunerConfig, RunConfig

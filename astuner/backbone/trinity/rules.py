@@ -12,7 +12,7 @@ import torch
 
 from astuner.algorithms.correction import Correction, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
-from astuner.backbone.trinity.run_facts import TrinityRunFacts
+from astuner.backbone.trinity.machine_facts import TrinityRunFacts
 from astuner.config.root import AstunerConfig
 from astuner.llm_engine.causal_lm import compute_dtype
 

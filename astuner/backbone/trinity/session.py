@@ -22,14 +22,14 @@ from astuner.backbone.trinity.actors import TrinityActors
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.coordinator import StepSchedule
 from astuner.backbone.trinity.event_consumer import EventConsumer, TrainedStep, coordinator_lost
+from astuner.backbone.trinity.machine_facts import TrinityRunFacts
 from astuner.backbone.trinity.metrics import check_current_weights, update_metrics
 from astuner.backbone.trinity.rules import sampler_dtype, steps_ahead
-from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.backbone.trinity.sample_digest import check_samples_match
 from astuner.backbone.trinity.training_backends import TrainingBackend
-from astuner.debugging.signals import signals_deferred
 from astuner.errors import BackboneError
 from astuner.schema import Episode
+from astuner.system.signals import signals_deferred
 from astuner.task_rollout import BatchRequest, OnEpisode
 
 

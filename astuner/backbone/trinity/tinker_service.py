@@ -22,11 +22,11 @@ from safetensors.torch import load_file
 
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, TinkerPolicy
-from astuner.backbone.trinity.run_facts import Device
+from astuner.backbone.trinity.machine_facts import Device
 from astuner.errors import BackboneError, ConfigError, ModelError
 from astuner.llm_engine.causal_lm import load_causal_lm
-from astuner.localhost import ADDRESS, free_port
 from astuner.processes.guarded_process import GuardedProcess
+from astuner.system.localhost import ADDRESS, free_port
 
 KEY_VARIABLE = "TINKER_API_KEY"
 LOCAL_KEY = "tml-local"

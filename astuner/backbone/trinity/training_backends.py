@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from astuner.backbone.training.tinker_policy import TinkerPolicy
+from astuner.backbone.trinity.machine_facts import Device
 from astuner.backbone.trinity.placement import keep_all_here, keep_unplaced_here, set_up_gpu_worker
-from astuner.backbone.trinity.run_facts import Device
 from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, LocalTinkerServer, RemoteTinkerService
 from astuner.backbone.trinity.vllm_stub import STUB_FOLDER, import_vllm_stub
 

@@ -16,7 +16,7 @@ from trinity.common.config import Config
 from trinity.common.experience import Experience
 from trinity.trainer.trainer import Trainer
 
-from astuner.backbone.training.attention import imports_flash_attention
+from astuner.backbone.packing.attention import imports_flash_attention
 from astuner.backbone.trinity.advantage_fn import CALLS, COUNTS, REFERENCE, SCALE, STEP, padding_experience
 from astuner.backbone.trinity.metrics import DISTINCT_TOKENS
 from astuner.context_tracker import count_distinct_prefixes, encode_ids

@@ -20,7 +20,7 @@ from verl.utils.metric import AggregationType, Metric
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.utils import prepare_micro_batches
 
-from astuner.backbone.training.row_bins import RowGroup, divide_groups, largest_count, padded_bins, padded_budget
+from astuner.backbone.packing.row_bins import RowGroup, divide_groups, largest_count, padded_bins, padded_budget
 
 
 class BoundedWorker(TrinityActorRolloutRefWorker):

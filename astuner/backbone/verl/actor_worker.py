@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from astuner.backbone.ray_cluster.worker_server import use_configured_threads
 from astuner.backbone.verl.entropy import disable_entropy_gradient
 from astuner.llm_engine.weight_digests import weight_digests
-from astuner.ray_cluster.worker_server import use_configured_threads
-from astuner.redaction.output import redact_output
+from astuner.system.redaction.output import redact_output
 
 
 class ActorWorker(ActorRolloutRefWorker):

@@ -11,16 +11,25 @@ import torch
 from loguru import logger
 
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.memory.estimate import BatchShape, process_estimate
+from astuner.backbone.packing.packed_attention import has_packed_attention
+from astuner.backbone.ray_cluster.connection import (
+    check_has_no_gpus,
+    check_not_connected,
+    check_ray_reachable,
+    find_gpus,
+)
+from astuner.backbone.ray_cluster.nodes import lost_nodes_named
+from astuner.backbone.ray_cluster.started import StartedRay, is_own_ray
+from astuner.backbone.ray_cluster.worker_server import can_fork_workers
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.training.lora import check_target_modules
-from astuner.backbone.training.memory_estimate import BatchShape, process_estimate
-from astuner.backbone.training.packed_attention import has_packed_attention
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import dry_run, evaluate
-from astuner.backbone.verl.composition import compose_verl_config
-from astuner.backbone.verl.run_facts import RolloutEngine, VerlRunFacts
+from astuner.backbone.verl.machine_facts import RolloutEngine, VerlRunFacts
+from astuner.backbone.verl.trainer_config import compose_verl_config
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig, is_installed
 from astuner.config.trainer import TrainerCommonConfig
@@ -29,10 +38,6 @@ from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.on_cpu import check_head_size
-from astuner.ray_cluster.connection import check_has_no_gpus, check_not_connected, check_ray_reachable, find_gpus
-from astuner.ray_cluster.nodes import lost_nodes_named
-from astuner.ray_cluster.started import StartedRay, is_own_ray
-from astuner.ray_cluster.worker_server import can_fork_workers
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode
 from astuner.task_rollout import Split

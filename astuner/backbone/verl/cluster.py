@@ -11,15 +11,15 @@ from typing import Any
 from loguru import logger
 from omegaconf import DictConfig, OmegaConf
 
-from astuner.errors import BackboneError
-from astuner.ray_cluster.connection import check_not_connected, ray_connected
-from astuner.ray_cluster.environment import (
+from astuner.backbone.ray_cluster.connection import check_not_connected, ray_connected
+from astuner.backbone.ray_cluster.environment import (
     OWN_ENVIRONMENT,
     environment_replaced,
     environment_set,
     pretended_gpus,
 )
-from astuner.ray_cluster.worker_server import WorkerServer, worker_server
+from astuner.backbone.ray_cluster.worker_server import WorkerServer, worker_server
+from astuner.errors import BackboneError
 
 _CPUS_PER_WORKER = 3
 _POLL_SECONDS = 1.0
@@ -69,7 +69,7 @@ def verl_environment(device: str, *, own_ray: bool) -> Iterator[dict[str, str]]:
 # What verl's modules and astuner's workers import, except for Ray and modules that import it.
 _WORKER_MODULES = (
     "accelerate",
-    "astuner.backbone.training.episode_worker",
+    "astuner.backbone.episode_workers.worker",
     "astuner.llm_engine.embedded",
     "datasets",
     "peft",

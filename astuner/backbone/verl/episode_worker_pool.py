@@ -17,7 +17,8 @@ from loguru import logger
 from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from astuner.backbone.training.episode_worker import (
+from astuner.backbone.episode_workers.lost_workers import longest_wait, run_share
+from astuner.backbone.episode_workers.worker import (
     AgentJob,
     BreakpointsReached,
     EpisodeWorker,
@@ -25,13 +26,12 @@ from astuner.backbone.training.episode_worker import (
     WorkerEvent,
     in_order,
 )
-from astuner.backbone.training.lost_workers import longest_wait, run_share
+from astuner.backbone.ray_cluster.actor_stream import ActorLostError, actor_stream, to_astuner_error
 from astuner.backbone.verl.rollout_engine import VerlEngine
 from astuner.debugging.breakpoints import add_reached_tags, is_debugged
 from astuner.errors import AstunerError, BackboneError, first_line
-from astuner.ray_cluster.actor_stream import ActorLostError, actor_stream, to_astuner_error
-from astuner.redaction import learn_secrets
 from astuner.schema import Episode
+from astuner.system.redaction import learn_secrets
 from astuner.task_rollout import (
     ActiveEpisodes,
     BatchRequest,

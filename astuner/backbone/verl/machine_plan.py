@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from astuner.backbone.base import MemoryEstimate
-from astuner.backbone.training.memory_plan import (
+from astuner.backbone.memory.plan import (
     ShardedTrainer,
     cuda_contexts,
     engine_parts,
@@ -14,9 +14,9 @@ from astuner.backbone.training.memory_plan import (
     gpu_model_shape,
     planned_run,
 )
-from astuner.backbone.verl.composition import machine_problems, tree_problems
+from astuner.backbone.verl.machine_facts import VerlRunFacts
 from astuner.backbone.verl.rules import trainers_per_node
-from astuner.backbone.verl.run_facts import VerlRunFacts
+from astuner.backbone.verl.trainer_config import machine_problems, tree_problems
 from astuner.config.keys import KeyPath
 from astuner.config.machine import Machine
 from astuner.config.problems import raise_problems

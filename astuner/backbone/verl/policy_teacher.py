@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from astuner.algorithms.distillation import TeacherSequence
 from astuner.backbone.verl.trainer import VerlTrainer
-from astuner.distillation import TeacherSequence
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from astuner.algorithms import (
 from astuner.algorithms.correction import Correction, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.training.run_inputs import validation_repeats
-from astuner.backbone.verl.run_facts import VerlRunFacts
+from astuner.backbone.verl.machine_facts import VerlRunFacts
 from astuner.config.algorithms import ALGORITHMS, ReinforcementSpec
 from astuner.config.conditions import is_cut
 from astuner.config.corrections import CORRECTIONS, CorrectionSpec

@@ -15,6 +15,7 @@ from ray.exceptions import RayError
 
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.algorithms.distillation import Distiller, load_distiller
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.session import TrainingSession
 from astuner.backbone.training.sync_certificate import SyncCertificate, probe_prompt
@@ -24,7 +25,6 @@ from astuner.backbone.verl.policy_teacher import PolicyTeacher
 from astuner.backbone.verl.rollout_engine import check_engines_alive, check_router_alive
 from astuner.backbone.verl.trainer import VerlTrainer, certify_sync
 from astuner.backbone.verl.update import VerlUpdate
-from astuner.distillation import Distiller, load_distiller
 from astuner.schema import Episode
 from astuner.task_rollout import BatchRequest, OnEpisode
 

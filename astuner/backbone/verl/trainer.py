@@ -22,6 +22,7 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync
 from verl.workers.utils.padding import response_from_nested
 
+from astuner.backbone.ray_cluster.nodes import on_this_node, override_actor_options
 from astuner.backbone.training.sync_certificate import SyncCertificate, probe_params
 from astuner.backbone.verl.actor_worker import ActorWorker
 from astuner.backbone.verl.batch_layout import (
@@ -39,7 +40,6 @@ from astuner.backbone.verl.training_engine import PACK
 from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.llm_engine.weight_digests import WeightDigests
-from astuner.ray_cluster.nodes import on_this_node, override_actor_options
 from astuner.schema import Completion
 
 _PARTITION = "train"

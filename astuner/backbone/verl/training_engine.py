@@ -21,9 +21,9 @@ from verl.utils.device import get_device_name
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.utils import prepare_micro_batches
 
-from astuner.backbone.training.pack_costs import PackCosts, count_pack_costs
-from astuner.backbone.training.packed_attention import enable_packed_attention, packed_inputs, supports_packing
-from astuner.backbone.training.row_bins import (
+from astuner.backbone.packing.pack_costs import PackCosts, count_pack_costs
+from astuner.backbone.packing.packed_attention import enable_packed_attention, packed_inputs, supports_packing
+from astuner.backbone.packing.row_bins import (
     RowGroup,
     divide_groups,
     largest_count,

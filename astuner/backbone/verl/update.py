@@ -24,9 +24,10 @@ from astuner.algorithms.credit_assignment import (
     trains_without_advantage,
     uses_kl_loss,
 )
+from astuner.algorithms.distillation import Distiller
 from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_length, row_scales
 from astuner.algorithms.update_records import SampleKey, TokenValues
-from astuner.backbone.training.row_bins import UpdateTokens
+from astuner.backbone.packing.row_bins import UpdateTokens
 from astuner.backbone.training.schedule import learning_rate
 from astuner.backbone.verl.batch_layout import (
     PADDING_LENGTH,
@@ -43,7 +44,6 @@ from astuner.backbone.verl.loss import flatten, pop_token_values
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import encode_ids
-from astuner.distillation import Distiller
 from astuner.schema import Episode, Sample
 
 

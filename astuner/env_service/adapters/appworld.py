@@ -16,10 +16,10 @@ from typing import Any
 import httpx
 
 from astuner.env_service.environment import Environment
-from astuner.environments_folder import installed_program
 from astuner.errors import EnvError, short_repr, shorten
-from astuner.localhost import ADDRESS, free_port
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
+from astuner.system.environments_folder import installed_program
+from astuner.system.localhost import ADDRESS, free_port
 
 _SPLITS = ("train", "dev", "test_normal", "test_challenge")
 _START_SECONDS = 120.0

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from astuner.env_service.environment import Environment
-from astuner.environments_folder import installed_program
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
+from astuner.system.environments_folder import installed_program
 
 PYTHON_VARIABLE = "ASTUNER_VERIFIERS_PYTHON"
 _BRIDGE = Path(__file__).with_name("verifiers_bridge.py")

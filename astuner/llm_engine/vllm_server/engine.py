@@ -9,8 +9,8 @@ from pathlib import Path
 from astuner.config.root import AstunerConfig
 from astuner.llm_engine.completions import CompletionsEngine
 from astuner.llm_engine.vllm_server.installation import installed_vllm
-from astuner.llm_engine.vllm_server.server import vllm_server
 from astuner.llm_engine.vllm_server.settings import settings_for
+from astuner.llm_engine.vllm_server.vllm_process import vllm_server
 
 
 @contextlib.contextmanager

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import BaseModel
 
 from astuner.errors import ConfigError
+from astuner.helper_llm.client import LlmAnswer, NoAnswer
+from astuner.helper_llm.usage import LlmUsage
 from astuner.schema import Judgement
 from astuner.task_judge.fields import answer_text, as_text, of_task, task_value
 from astuner.task_judge.judge_base import BaseGroupJudge
-from astuner.task_judge.llm.client import LlmAnswer, NoAnswer
 from astuner.task_judge.llm.llm_judge import (
     LlmJudge,
     all_answers,
@@ -21,7 +22,6 @@ from astuner.task_judge.llm.llm_judge import (
 )
 from astuner.task_judge.llm.prompts import fenced_prompt
 from astuner.task_judge.llm.rubric_judge import DEFAULT_RUBRIC, RubricJudge
-from astuner.task_judge.llm.usage import LlmUsage
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from pydantic import BaseModel
 
+from astuner.helper_llm.client import LlmAnswer, LlmClient, NoAnswer
+from astuner.helper_llm.usage import LlmUsage
 from astuner.schema import Judgement
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.llm.client import LlmAnswer, LlmClient, NoAnswer
 from astuner.task_judge.llm.prompts import FencedPrompt
-from astuner.task_judge.llm.usage import LlmUsage
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig

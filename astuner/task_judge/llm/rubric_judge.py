@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from astuner.errors import ConfigError
+from astuner.helper_llm.client import LlmClient, NoAnswer
 from astuner.schema import Judgement
 from astuner.task_judge.fields import answer_text
-from astuner.task_judge.llm.client import LlmClient, NoAnswer
 from astuner.task_judge.llm.llm_judge import LlmJudge, question_of, undecided, unscored
 from astuner.task_judge.llm.prompts import FencedPrompt, Language, fenced_prompt
 

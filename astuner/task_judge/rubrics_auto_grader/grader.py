@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from astuner.errors import ConfigError
+from astuner.helper_llm.client import LlmClient
 from astuner.schema import Judgement
-from astuner.task_judge.llm.client import LlmClient
 from astuner.task_judge.llm.comparisons import GroupRankingJudge
 from astuner.task_judge.llm.rubric_judge import RubricJudge
 from astuner.task_judge.rubrics_auto_grader.rubrics import Rubrics

@@ -21,9 +21,9 @@ from loguru import logger
 from pydantic import BaseModel, Field
 
 from astuner.errors import JudgeError
+from astuner.helper_llm.cache import default_cache_folder
+from astuner.helper_llm.client import LlmClient, NoAnswer
 from astuner.schema import Task, TaskSet, WorkflowOutput, WorkflowTask
-from astuner.task_judge.llm.cache import default_cache_folder
-from astuner.task_judge.llm.client import LlmClient, NoAnswer
 from astuner.task_judge.llm.prompts import fenced_prompt
 from astuner.task_judge.llm.rubric_judge import RubricJudge
 from astuner.task_judge.rubrics_auto_grader.grader import ListwiseRubricsGrader, grading_client, make_grader

@@ -23,8 +23,8 @@ from transformers import (
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.micro_batches import micro_batches
-from astuner.backbone.training import packed_attention as packed
-from astuner.backbone.training.pack_costs import PackCosts, count_pack_costs
+from astuner.backbone.packing import packed_attention as packed
+from astuner.backbone.packing.pack_costs import PackCosts, count_pack_costs
 from astuner.context_tracker import Packing, encode_ids, pack, pack_separate
 from tests.examples import examples
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from astuner import AstunerJob
+from astuner.analysis.explain.command import explain
 from astuner.errors import BackboneError, RecordError
-from astuner.explain.command import explain
 from astuner.run_record import read_index, read_metrics, read_summary
 from astuner.viewer.export import export_run
 from campaigns.serial_run import Runs, compare, write_job

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from astuner import AstunerJob
 from astuner.backbone.local.optimizer import Optimizer
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.run_record import read_index
 from astuner.run_record.episodes import EpisodeEntry
 

@@ -8,8 +8,8 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.training import packed_attention as packed
-from astuner.backbone.training.short_attention import is_short, short_attention
+from astuner.backbone.packing import packed_attention as packed
+from astuner.backbone.packing.short_attention import is_short, short_attention
 from astuner.context_tracker import pack
 
 

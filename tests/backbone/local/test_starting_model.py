@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from astuner.cli import astuner
+from astuner.cli.main import astuner
 from astuner.config.checks import inconsistencies
 from astuner.config.root import RunConfig
 from astuner.model_tuner import FrozenModel, ModelTuner, Targets

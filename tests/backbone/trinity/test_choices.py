@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from astuner.localhost import free_port
 from astuner.run_record import read_index, read_metrics
+from astuner.system.localhost import free_port
 from tests.backbone.runs import Run, error_beside_a_record, losses
 from tests.backbone.trinity.runs import trinity_job
 

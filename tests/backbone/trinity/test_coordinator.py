@@ -34,7 +34,7 @@ def make_coordinator(
     over_rollout: float = 0,
     style: str = "explorer_driven",
 ):
-    from astuner.backbone.training.episode_worker import AgentJob
+    from astuner.backbone.episode_workers.worker import AgentJob
     from astuner.backbone.trinity.coordinator import Coordinator, CoordinatorJob, StepSchedule
 
     config = AstunerConfig(

@@ -26,15 +26,15 @@ REQUEST = BatchRequest(TASKS, 2, "train", 1, 0, CallSettings())
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Start Ray; return the folder SHARED_FOLDER of its processes."""
-    from astuner.ray_cluster.connection import ray_connected
-    from astuner.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
-    from astuner.ray_cluster.worker_server import worker_server
+    from astuner.backbone.ray_cluster.connection import ray_connected
+    from astuner.backbone.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
+    from astuner.backbone.ray_cluster.worker_server import worker_server
 
     folder = tmp_path_factory.mktemp("shared")
     variables = {"PYTHONPATH": str(Path(__file__).parents[3]), "SHARED_FOLDER": str(folder)}
     with (
         environment_set(OWN_ENVIRONMENT),
-        worker_server(("astuner.backbone.training.episode_worker", "torch", "transformers"), variables) as server,
+        worker_server(("astuner.backbone.episode_workers.worker", "torch", "transformers"), variables) as server,
         ray_connected(
             {
                 "namespace": "episode-runner",
@@ -49,7 +49,7 @@ def run_episodes(agent: str, model: Path, folder: Path) -> tuple[list[Any], list
     """Run the batch; return the episodes with a reward, and the events that the launcher receives."""
     import ray
 
-    from astuner.backbone.training.episode_worker import AgentJob
+    from astuner.backbone.episode_workers.worker import AgentJob
     from astuner.backbone.trinity.coordinator import CoordinatorJob, start_coordinator
     from astuner.backbone.trinity.engines import RolloutWeights
     from astuner.backbone.trinity.episode_runner import EpisodeRunner
@@ -72,7 +72,7 @@ def run_episodes(agent: str, model: Path, folder: Path) -> tuple[list[Any], list
 
 
 def test_only_the_episode_that_kills_its_process_is_lost(shared: Path, model_folder: Path, tmp_path: Path):
-    from astuner.backbone.training.episode_worker import LogRecord
+    from astuner.backbone.episode_workers.worker import LogRecord
     from astuner.backbone.trinity.events import EpisodeFinished, EpisodesStarted, ShareFinished
 
     usable, events = run_episodes("KillsItsWorker", model_folder, tmp_path)

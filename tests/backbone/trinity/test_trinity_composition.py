@@ -10,14 +10,14 @@ from typing import Any, get_args
 import pytest
 from omegaconf import OmegaConf
 
-from astuner.backbone.trinity.composition import (
+from astuner.backbone.trinity.machine_facts import TrinityRunFacts
+from astuner.backbone.trinity.trainer_config import (
     check_without_ray,
     compose_trinity_config,
     configured_tinker_service,
     packaged_config,
     trinity_config,
 )
-from astuner.backbone.trinity.run_facts import TrinityRunFacts
 from astuner.config.checks import unsupported_values
 from astuner.config.keys import KeyPath, dotted, parts, schema
 from astuner.config.loading import load_config, with_values

@@ -12,10 +12,10 @@ import torch
 
 from astuner.algorithms import resolve
 from astuner.algorithms.correction import resolve_correction
+from astuner.algorithms.distillation import Distiller
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
-from astuner.distillation import Distiller
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import TOTAL_STEPS, make_episodes, small_run
 from tests.backbone.verl.local_reference import Weights, local_reference

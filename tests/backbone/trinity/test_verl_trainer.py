@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from astuner.algorithms.distillation import Distiller, ModelTeacher
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.root import RunConfig
-from astuner.distillation import Distiller, ModelTeacher
 from tests.backbone.trinity.test_update import mini_batches_of
 from tests.backbone.verl.clusters import TOTAL_STEPS, make_episodes, small_run
 from tests.backbone.verl.local_reference import Weights, local_reference

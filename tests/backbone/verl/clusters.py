@@ -60,7 +60,7 @@ class VerlCluster:
 def started_ray(workers: int) -> Iterator[None]:
     """Start a Ray for at most `workers` data-parallel workers and the same number of engines."""
     from astuner.backbone.verl.cluster import ray_running, verl_environment, verl_worker_server
-    from astuner.backbone.verl.composition import compose_verl_config
+    from astuner.backbone.verl.trainer_config import compose_verl_config
 
     composed = compose_verl_config(run_config(trainer_common__n_gpus_per_node=workers), CPU)
     with (
@@ -78,9 +78,9 @@ def started_cluster(config: RunConfig, model: Path, workers: int, folder: Path) 
     from ray import PlacementGroupID
     from ray.util.placement_group import PlacementGroup
 
-    from astuner.backbone.verl.composition import compose_verl_config
     from astuner.backbone.verl.rollout_engine import VerlEngine
     from astuner.backbone.verl.trainer import started_trainer
+    from astuner.backbone.verl.trainer_config import compose_verl_config
 
     config = with_values(config, {"astuner.trainer_common.n_gpus_per_node": workers})
     plan = replace(CPU, model_path=str(model), checkpoint_folder=folder, total_steps=TOTAL_STEPS)

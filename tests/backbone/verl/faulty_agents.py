@@ -15,8 +15,8 @@ from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.debugging.breakpoints import bp
-from astuner.process_tree import environment_variable
 from astuner.sandbox import run_python_program
+from astuner.system.process_tree import environment_variable
 from astuner.task_judge.judge_base import BaseJudge
 
 

@@ -10,9 +10,9 @@ import torch
 
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.algorithms.distillation import Distiller
 from astuner.config.model import ModelConfig
 from astuner.config.root import RunConfig
-from astuner.distillation import Distiller
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import TOTAL_STEPS
 

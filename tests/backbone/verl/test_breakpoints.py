@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from astuner.localhost import free_port
 from astuner.run_record import read_summary
+from astuner.system.localhost import free_port
 from tests.backbone.runs import PATIENCE, Run
 from tests.backbone.verl.runs import AGENTS, make_job
 from tests.launcher.debug_client import DebugClient, stopped_at

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from astuner.algorithms import resolve
+from astuner.algorithms.distillation import ModelTeacher, TeacherSequence
 from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
-from astuner.distillation import ModelTeacher, TeacherSequence
 from tests.backbone.published_steps import STEPS, assert_gradient, plain_model, published_step
 
 pytestmark = pytest.mark.verl

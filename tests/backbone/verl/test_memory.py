@@ -13,9 +13,9 @@ import torch
 from loguru import logger
 from omegaconf import OmegaConf
 
+from astuner.backbone.ray_cluster.actor_stream import ActorLostError
 from astuner.config.root import AstunerConfig
 from astuner.model_tuner import CallSettings
-from astuner.ray_cluster.actor_stream import ActorLostError
 from astuner.schema import Task
 from astuner.task_rollout import BatchRequest
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.algorithms.distillation import TeacherSequence
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.root import RunConfig
-from astuner.distillation import TeacherSequence
 from astuner.errors import BackboneError, RecordError
 from astuner.schema import Episode
 from tests.backbone.verl.clusters import VerlCluster, make_episodes, small_run, started_cluster, started_ray

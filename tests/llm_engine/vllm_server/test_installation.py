@@ -10,7 +10,7 @@ import pytest
 from astuner.errors import BackboneError
 from astuner.llm_engine.vllm_server import installation
 from astuner.llm_engine.vllm_server.installation import InstalledVllm, check_installed_packages, installed_vllm
-from astuner.llm_engine.vllm_server.server import suggest_fix
+from astuner.llm_engine.vllm_server.vllm_process import suggest_fix
 
 Install = Callable[..., None]
 

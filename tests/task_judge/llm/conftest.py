@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import pytest
 
 from astuner.config.data import TaskJudgeConfig
-from astuner.task_judge.llm import client as client_module
+from astuner.helper_llm import client as client_module
 from astuner.task_judge.llm.llm_judge import LlmJudge
 from tests.task_judge.llm.scripted_endpoint import Reply, Request, ScriptedEndpoint
 

@@ -15,12 +15,12 @@ from verl.workers.rollout import base as rollout_base
 from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry, TokenOutput
 
+from astuner.backbone.ray_cluster.worker_server import use_configured_threads
 from astuner.backbone.verl.rules import EMBEDDED, SAMPLER_LOGPROBS
 from astuner.llm_engine.causal_lm import load_causal_lm
 from astuner.llm_engine.embedded import EmbeddedEngine
-from astuner.ray_cluster.worker_server import use_configured_threads
-from astuner.redaction.output import redact_output
 from astuner.schema import SamplingParams
+from astuner.system.redaction.output import redact_output
 
 
 class EmbeddedServer:

@@ -1,0 +1,62 @@
+"""Write the tables of docs/en/algorithms.md: `python -m astuner.algorithms.docs_table docs/en/algorithms.md`."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from astuner.config.algorithms import ALGORITHMS
+from astuner.config.corrections import CORRECTIONS
+from astuner.config.docs_tables import table, update_page
+from astuner.config.keys import parts, schema
+
+_HEADER = (
+    "`adv_estimator`",
+    "advantage of an episode",
+    "`norm_adv_by_std`",
+    "loss of a token",
+    "`clip_ratio_low`",
+    "`clip_ratio_high`",
+    "`loss_agg_mode`",
+    "backbones",
+    "paper",
+)
+
+
+def backbones_of(algorithm: str) -> list[str]:
+    """Return the backbones that train with an algorithm, as the key `adv_estimator` declares them."""
+    rules = schema().keys[parts("astuner.trainer_common.algorithm.adv_estimator")].unsupported
+    missing = {backbone for rule in rules if algorithm in (rule.values or ()) for backbone in rule.by}
+    return [backbone for backbone in ("local", "verl", "trinity") if backbone not in missing]
+
+
+def _rows() -> Iterator[tuple[str, ...]]:
+    for name, spec in ALGORITHMS.items():
+        rule = spec.reinforcement
+        papers = re.findall(r"arXiv:(\d+\.\d+)", spec.citation)
+        yield (
+            f"`{name}`",
+            "–" if rule is None else rule.advantage.formula,
+            "–" if rule is None else str(rule.norm_adv_by_std).lower(),
+            "cross entropy" if rule is None else rule.loss.formula,
+            *(("–", "–") if rule is None or rule.clip is None else map(str, rule.clip)),
+            f"`{spec.loss_agg_mode}`",
+            ", ".join(backbones_of(name)),
+            f"[{papers[0]}](https://arxiv.org/abs/{papers[0]})",
+        )
+
+
+def _corrections() -> Iterator[tuple[str, ...]]:
+    for name, spec in CORRECTIONS.items():
+        yield f"`{name}`", spec.formula, spec.source or "–"
+
+
+PARTS = {
+    "algorithms": lambda: table(_HEADER, _rows()),
+    "corrections": lambda: table(("`mode`", "factor of a token's loss", "source"), _corrections()),
+}
+
+if __name__ == "__main__":
+    update_page(Path(sys.argv[1]), PARTS)

@@ -1,0 +1,1 @@
+"""What is read from recorded runs: explanations, comparisons, new scores and benchmarks."""

@@ -1,0 +1,282 @@
+"""The main process's handle of a worker process: its messages, and the reason why it ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pickle
+import re
+import signal
+import socket
+import struct
+import tempfile
+import traceback
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import psutil
+from loguru import logger
+
+from astuner.backbone.episode_workers.fork_server import ForkServer
+from astuner.backbone.episode_workers.process import (
+    DISCONNECTED,
+    EpisodeEnded,
+    FromWorker,
+    GenerateAnswer,
+    GenerateCancelled,
+    GenerateRequest,
+    ReportRequest,
+    RunEpisode,
+    ToWorker,
+    WorkerReady,
+)
+from astuner.backbone.episode_workers.worker import LogRecord
+from astuner.debugging.breakpoints import DebuggerQuit, add_reached_tags, is_debugged
+from astuner.errors import AstunerError, BackboneError, EpisodeTimeout, ModelError, describe_error
+from astuner.llm_engine.protocol import LlmEngine
+from astuner.model_tuner import CallSettings
+from astuner.schema import Episode, LlmCall, WorkflowTask
+from astuner.system.clock import timestamp
+from astuner.system.process_tree import find_process
+from astuner.system.redaction import learn_secrets
+from astuner.task_rollout import RunningReport, failed_episode
+from astuner.task_runner import innermost_user_frame
+
+_START_SECONDS = 600.0
+_REPORT_SECONDS = 5.0
+_EXIT_SECONDS = 2.0
+_STACK_SECONDS = 0.3
+
+
+class _ConnectionLostError(Exception):
+    pass
+
+
+@dataclass(eq=False)
+class WorkerHandle:
+    """The main process's handle of one worker process."""
+
+    server: ForkServer
+    engine: LlmEngine
+    name: str
+    process: psutil.Process | None
+    exit_code: asyncio.Future[int]
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    crash_file: int
+    _calls: list[LlmCall] = field(default_factory=list)
+    _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _report: asyncio.Future[RunningReport] | None = None
+
+    @classmethod
+    async def start(cls, server: ForkServer, engine: LlmEngine, number: int) -> WorkerHandle:
+        """Start a worker and wait until it has loaded the agent.
+
+        Raises:
+            AstunerError: it cannot load the agent, or has ended.
+        """
+        own, other = socket.socketpair()
+        with tempfile.TemporaryFile() as file:
+            crash_file = os.dup(file.fileno())
+        try:
+            with other:
+                pid, exit_code = await server.start_worker(other, crash_file)
+        except BaseException:
+            own.close()
+            os.close(crash_file)
+            raise
+        reader, writer = await asyncio.open_unix_connection(sock=own)
+        name, process = f"episode worker {number} (pid {pid})", find_process(pid)
+        worker = cls(server, engine, name, process, exit_code, reader, writer, crash_file)
+        exit_code.add_done_callback(worker._close_soon)
+        try:
+            async with asyncio.timeout(None if is_debugged() else _START_SECONDS):
+                ready = await worker._next()
+        except (_ConnectionLostError, TimeoutError) as error:
+            how = (
+                await worker._end_description() if isinstance(error, _ConnectionLostError) else "did not start in time"
+            )
+            worker.kill()
+            raise BackboneError(f"{worker.name} {how} while it imported the agent") from error
+        except BaseException:
+            worker.kill()
+            raise
+        assert isinstance(ready, WorkerReady)
+        if ready.error is not None:
+            worker.kill()
+            raise ready.error
+        learn_secrets(ready.secrets)
+        return worker
+
+    def _close_soon(self, exit_code: asyncio.Future[int]) -> None:
+        # A fork of an episode may keep the connection open. What the process has sent is read first.
+        if not exit_code.cancelled():
+            asyncio.get_running_loop().call_later(_STACK_SECONDS, self.writer.close)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the process has ended, or has closed its connection."""
+        return self.exit_code.done() or self.reader.at_eof() or self.writer.is_closing()
+
+    async def run(self, task: WorkflowTask, settings: CallSettings, deadline: float | None) -> Episode:
+        """Run one episode. If the process ends, or `deadline` seconds have passed, the episode is `failed`.
+
+        Raises:
+            BackboneError: astuner failed.
+            DebuggerQuit: the user quit the debugger.
+        """
+        started = timestamp()
+        self._calls = []
+        self._send(RunEpisode(task, settings, self.engine.policy_version))
+        try:
+            async with asyncio.timeout(deadline):
+                ended = await self._until_ended(task.episode_id)
+        except TimeoutError:
+            where, stacks = await self._blocked_at()
+            self.kill()
+            error = (
+                f"the episode blocked {self.name} for {timestamp() - started:.0f} s, which was killed and replaced; "
+                f"it was {where}"
+            )
+            failed = failed_episode(task, tuple(self._calls), EpisodeTimeout.kind, error, started)
+            return replace(failed, error_traceback=stacks)
+        except _ConnectionLostError:
+            how = await self._end_description()
+            stacks = self._stacks()
+            self.kill()
+            error = f"{self.name}, which ran this episode, {how}{_location(stacks)}; it is replaced"
+            failed = failed_episode(task, tuple(self._calls), "worker", error, started)
+            return replace(failed, error_traceback=stacks or None)
+        finally:
+            for call in self._open.values():
+                call.cancel()
+        add_reached_tags(ended.reached)
+        if ended.episode is not None:
+            return replace(ended.episode, task=task.task)
+        if ended.error is None:
+            raise DebuggerQuit
+        raise BackboneError(f"{self.name} failed: {ended.error}")
+
+    async def _until_ended(self, episode_id: str) -> EpisodeEnded:
+        """Handle messages until the episode has ended."""
+        while True:
+            match await self._next():
+                case EpisodeEnded() as ended:
+                    return ended
+                case GenerateRequest() as request:
+                    self._open[request.number] = asyncio.ensure_future(self._generate(request))
+                case GenerateCancelled(number):
+                    if (call := self._open.get(number)) is not None:
+                        call.cancel()
+                case LlmCall() as call_record:
+                    if call_record.episode_id == episode_id:  # not of a thread that an earlier episode has left
+                        self._calls.append(call_record)
+                case LogRecord(level, text):
+                    logger.log(level, "{}", text)
+                case RunningReport() as report:
+                    if self._report is not None and not self._report.done():
+                        self._report.set_result(report)
+
+    async def _generate(self, request: GenerateRequest) -> None:
+        try:
+            result: Any = await self.engine.generate(request.prompt_ids, request.params)
+        except AstunerError as error:
+            result = error
+        except Exception as error:  # the episode must not wait forever
+            result = ModelError(f"the engine raised {describe_error(error)}")
+        finally:
+            self._open.pop(request.number, None)
+        self._send(GenerateAnswer(request.number, result))
+
+    def _send(self, message: ToWorker) -> None:
+        frame = pickle.dumps(message)
+        self.writer.write(struct.pack("!i", len(frame)) + frame)
+
+    async def _next(self) -> FromWorker:
+        """Return the next message.
+
+        Raises:
+            _ConnectionLostError: the process has ended, or what it sends is invalid.
+        """
+        try:
+            (size,) = struct.unpack("!i", await self.reader.readexactly(4))
+            message: FromWorker = pickle.loads(await self.reader.readexactly(size))
+        except (asyncio.IncompleteReadError, OSError, ValueError) as error:
+            raise _ConnectionLostError from error
+        # The episode may have written to the connection.
+        except Exception as error:
+            logger.debug("{} sent invalid data: {}", self.name, describe_error(error))
+            raise _ConnectionLostError from error
+        return message
+
+    async def report(self) -> RunningReport:
+        """Return what the episode is doing."""
+        self._report = asyncio.get_running_loop().create_future()
+        self._send(ReportRequest())
+        try:
+            return await asyncio.wait_for(self._report, _REPORT_SECONDS)
+        except TimeoutError:
+            where, _ = await self._blocked_at()
+            text = f"{self.name} did not answer within {_REPORT_SECONDS:g} s: C code blocks its interpreter; it is"
+            return RunningReport(1, (f"{text} {where}",))
+
+    async def _end_description(self) -> str:
+        """Return how the process has ended, to follow its name."""
+        try:
+            code = await asyncio.wait_for(asyncio.shield(self.exit_code), _EXIT_SECONDS)
+        except TimeoutError:
+            return "closed its connection to the main process"
+        except asyncio.CancelledError:
+            if not self.server.has_ended:
+                raise
+            return "ended"
+        if code == DISCONNECTED:
+            return "closed its connection to the main process"
+        if code >= 0:
+            return f"exited with code {code}: its code must not end the process"
+        name = signal.Signals(-code).name if -code in set(signal.Signals) else "unknown"
+        memory = "; Linux sends it when memory runs out" if -code == signal.SIGKILL else ""
+        return f"was ended by signal {-code} ({name}{memory})"
+
+    async def _blocked_at(self) -> tuple[str, str]:
+        """Return where the episode is, to follow `it was`, and the stacks of all threads."""
+        known = len(self._stacks())
+        with contextlib.suppress(psutil.Error):
+            if self.process is not None:
+                self.process.send_signal(signal.SIGUSR1)
+        await asyncio.sleep(_STACK_SECONDS)
+        stacks = self._stacks()[known:]
+        return _location(stacks).removeprefix(" ") or "at an unknown place", stacks
+
+    def _stacks(self) -> str:
+        """Return the stacks that faulthandler has written."""
+        size = os.fstat(self.crash_file).st_size
+        return os.pread(self.crash_file, size, 0).decode(errors="replace")
+
+    def kill(self) -> None:
+        """Kill the process."""
+        with contextlib.suppress(psutil.Error):
+            if self.process is not None:
+                self.process.kill()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection, after which the process ends."""
+        self.writer.close()
+        if self.crash_file >= 0:
+            os.close(self.crash_file)
+            self.crash_file = -1
+
+
+def _location(stacks: str) -> str:
+    """Return ` at FILE:LINE, in FUNCTION` of the user's code in the stacks that faulthandler has written, or ""."""
+    threads = []
+    for block in re.split(r"^(?=(?:Current t|T)hread 0x)", stacks, flags=re.MULTILINE):
+        frames = re.findall(r'^  File "(.*)", line (\d+) in (.*)$', block, flags=re.MULTILINE)
+        stack = [traceback.FrameSummary(file, int(line), name, lookup_line=False) for file, line, name in frames][::-1]
+        threads.append((block.startswith("Current"), innermost_user_frame(stack)))
+    for _, frame in sorted(threads, key=lambda thread: not thread[0]):
+        if frame is not None:
+            return f" at {frame.filename}:{frame.lineno}, in {frame.name}"
+    return ""

@@ -1,0 +1,1 @@
+"""The memory of a run: its estimate, the plan of a machine, and saved activations."""

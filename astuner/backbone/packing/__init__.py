@@ -1,0 +1,1 @@
+"""Rows of samples in micro-batches, and attention for them."""

@@ -1,0 +1,153 @@
+"""The `astuner` command line."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from astuner.cli.options import (
+    BACKBONE,
+    CONF,
+    DEBUGGER,
+    EXP_DIR,
+    OVERRIDES,
+    SERVICES,
+    SHOW,
+    ServicesCommand,
+    TrainByDefaultGroup,
+    quoted,
+    show_error,
+    show_usage_error,
+)
+from astuner.doors import through_door
+from astuner.errors import AstunerError
+from astuner.system.redaction import learn_secret_settings
+from astuner.system.signals import Terminated, terminate_on
+
+if TYPE_CHECKING:
+    from astuner.launcher.launch import Launcher
+    from astuner.viewer.transcripts import Shown
+
+
+@click.group(cls=TrainByDefaultGroup, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="astuner")
+def astuner() -> None:
+    """Fine-tune the language model of an agent with reinforcement learning.
+
+    `astuner --conf FILE [KEY=VALUE]...` trains. KEY is a full configuration key, such as
+    astuner.trainer_common.optim.lr.
+    """
+
+
+@astuner.command(cls=ServicesCommand)
+@CONF
+@BACKBONE
+@click.option("--model", metavar="PATH", help="Override astuner.model.path: folder or Hugging Face name of the model.")
+@click.option("--validation", is_flag=True, help="Roll out validation tasks. Only with --backbone=debug.")
+@click.option(
+    "--keep-engine",
+    is_flag=True,
+    help="Keep the vLLM server warm for later runs. Only with --backbone=debug and rollout.name: vllm.",
+)
+@SHOW
+@DEBUGGER
+@SERVICES
+@EXP_DIR
+@OVERRIDES
+def train(
+    conf: Path,
+    backbone: str | None,
+    model: str | None,
+    validation: bool,
+    keep_engine: bool,
+    show: Shown | None,
+    services: tuple[str, ...],
+    exp_dir: str,
+    overrides: tuple[str, ...],
+) -> None:
+    """Train the model (the default command).
+
+    With --backbone=debug, roll out a few episodes without training.
+    """
+    if model is not None:
+        overrides = (*overrides, f"astuner.model.path={quoted(model)}")
+    launcher = load_launcher(conf, overrides, backbone, exp_dir, services)
+    if launcher.config.astuner.backbone == "debug":
+        launcher.debug("val" if validation else "train", keep_engine=keep_engine, shown=show)
+    elif keep_engine:
+        raise click.UsageError("--keep-engine requires --backbone=debug and rollout.name: vllm")
+    elif show is not None:
+        raise click.UsageError("--show requires --backbone=debug; `astuner check --dry-run` has it too")
+    elif validation:
+        raise click.UsageError("--validation requires --backbone=debug; to evaluate a model, use `astuner eval`")
+    else:
+        launcher.train()
+
+
+@astuner.command(name="eval", cls=ServicesCommand)
+@CONF
+@click.option("--model", metavar="PATH", help="Folder or Hugging Face name of the model. [default: astuner.model.path]")
+@click.option("--tasks", type=click.IntRange(min=1), help="Number of validation tasks, from the first. [default: all]")
+@BACKBONE
+@DEBUGGER
+@SERVICES
+@EXP_DIR
+@OVERRIDES
+def evaluate(
+    conf: Path,
+    model: str | None,
+    tasks: int | None,
+    backbone: str | None,
+    services: tuple[str, ...],
+    exp_dir: str,
+    overrides: tuple[str, ...],
+) -> None:
+    """Evaluate a model on the validation tasks."""
+    load_launcher(conf, overrides, backbone, exp_dir, services).evaluate(model, tasks)
+
+
+def load_launcher(
+    conf: Path, overrides: tuple[str, ...], backbone: str | None, exp_dir: str, services: tuple[str, ...]
+) -> Launcher:
+    """Load the configuration; re-execute the command in the backbone's environment if necessary."""
+    from astuner.config.backbone_choice import check_gpus
+    from astuner.config.loading import load_config, resolve_names
+
+    loaded = load_config(conf, overrides, backbone)
+    check_gpus(resolve_names(loaded.config, loaded.path).astuner, services)
+    if loaded.backbone.name in ("trinity", "verl"):
+        through_door("installed", "enter")(loaded.backbone)
+    from astuner.launcher.launch import Launcher
+
+    return Launcher.from_loaded(loaded, exp_dir, services)
+
+
+def main() -> None:
+    """Run the command and exit.
+
+    Exit codes: 0 for success, 1 for an error (printed as one message), 2 for an invalid command line, 130 for Ctrl-C,
+    128 + n if signal n ended the command (143 for SIGTERM).
+    """
+    with terminate_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
+        code = _run(received)
+    sys.exit(code)
+
+
+def _run(received: Sequence[int]) -> int:
+    learn_secret_settings(sys.argv[1:])
+    try:
+        result: Any = astuner.main(standalone_mode=False)
+    except click.ClickException as error:
+        return show_usage_error(error)
+    except (Exception, KeyboardInterrupt) as raised:
+        # click raises Abort for Ctrl-C and at the end of input.
+        cause = raised.__cause__ or raised if isinstance(raised, click.Abort) else raised
+        # A library that a signal interrupts may raise another error, and Ray raises an ordinary KeyboardInterrupt.
+        is_expected = isinstance(cause, AstunerError | KeyboardInterrupt) and type(cause) is not KeyboardInterrupt
+        return show_error(Terminated(received[-1]) if received and not is_expected else cause)
+    return result if isinstance(result, int) else 0

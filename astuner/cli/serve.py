@@ -1,0 +1,95 @@
+"""The commands that serve a model, and `astuner stop-engine`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from astuner.cli.options import CHECKPOINT_DIR, EXP_DIR, TUNED_MODEL, tinker_limits
+
+
+@click.command()
+@TUNED_MODEL
+@click.option(
+    "--traces",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="JSON Lines file to which conversations and feedback are appended.",
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port; 0 for any free one.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=1.0,
+    show_default=True,
+    help="Sampling temperature of requests that do not set one.",
+)
+@click.option(
+    "--max-tokens", type=click.IntRange(1), default=512, show_default=True, help="Maximum tokens of an answer."
+)
+@click.option(
+    "--renderer", default="", metavar="NAME", help="Renderer, as model.renderer. [default: that of the run, or auto]"
+)
+@EXP_DIR
+def serve(
+    model: str, traces: Path, port: int, temperature: float, max_tokens: int, renderer: str, exp_dir: str
+) -> None:
+    """Serve a model to clients of OpenAI's and Anthropic's APIs, and record its conversations.
+
+    POST /v1/feedback adds a rating or a correction to a conversation. `astuner trace` and task_reader.type
+    feedback_tracing read the file. The server listens on this machine only, until Ctrl-C.
+    """
+    from astuner.launcher.serve import ServeOptions
+    from astuner.launcher.serve import serve as start_server
+
+    options = ServeOptions(model, traces, Path(exp_dir), port, temperature, max_tokens, renderer)
+    start_server(options, lambda address: click.echo(f"serving {model} at {address} (press Ctrl-C to stop)"))
+
+
+@click.command(name="serve-tinker")
+@click.option(
+    "--model", required=True, metavar="PATH", help="Folder, Hugging Face name or package.module->f, as model.path."
+)
+@click.option("--port", type=click.IntRange(0, 65535), default=0, show_default=True, help="Port; 0 for any free one.")
+@click.option("--device", type=click.Choice(["auto", "cpu", "cuda"]), default="auto", show_default=True)
+@click.option(
+    "--dtype", type=click.Choice(["auto", "float32", "bfloat16", "fastest"]), default="auto", show_default=True
+)
+@CHECKPOINT_DIR
+@tinker_limits
+def serve_tinker(
+    model: str,
+    port: int,
+    device: str,
+    dtype: str,
+    checkpoint_dir: Path,
+    max_models: int,
+    max_engines: int,
+    max_samplers: int,
+    max_body: int,
+) -> None:
+    """Serve a model to training loops written for Tinker (tinker 0.20 to 0.38).
+
+    The server listens on this machine only, until Ctrl-C.
+    """
+    from astuner.tinker_server import Limits, ServerOptions, serve
+
+    limits = Limits(max_models, max_engines, max_samplers, max_body * 2**20)
+    serve(
+        ServerOptions(model, port, device, dtype, checkpoint_dir, limits),
+        lambda address, names: click.echo(f"serving {names[0]} at {address} (press Ctrl-C to stop)"),
+    )
+
+
+@click.command(name="stop-engine")
+def stop_engine() -> None:
+    """Stop the warm vLLM servers, which --keep-engine keeps running."""
+    from astuner.llm_engine.vllm_server.warm_servers import stop_warm_servers
+
+    stopped = stop_warm_servers()
+    for server in stopped:
+        click.echo(f"stopped the warm vLLM server on port {server.settings.port} (process {server.server.pid})")
+    if not stopped:
+        click.echo("no warm vLLM server is running")

@@ -1,0 +1,1 @@
+"""The LLM that judges, data generation and learned rubrics ask."""

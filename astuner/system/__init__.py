@@ -1,0 +1,1 @@
+"""The process and its surroundings: signals, clock, secrets, console, addresses and other processes."""

@@ -1,0 +1,34 @@
+"""Redaction of secrets in everything that a run writes and prints."""
+
+from astuner.system.redaction.formats import holds_credential
+from astuner.system.redaction.names import is_secret_setting, is_secret_variable
+from astuner.system.redaction.redactor import (
+    REDACTED,
+    Redactor,
+    current_redactor,
+    learn_secret_settings,
+    learn_secrets,
+    redact,
+    redact_argv,
+    redact_settings,
+    secret_variables,
+    secrets_in,
+)
+from astuner.system.redaction.stream import StreamRedactor
+
+__all__ = [
+    "REDACTED",
+    "Redactor",
+    "StreamRedactor",
+    "current_redactor",
+    "holds_credential",
+    "is_secret_setting",
+    "is_secret_variable",
+    "learn_secret_settings",
+    "learn_secrets",
+    "redact",
+    "redact_argv",
+    "redact_settings",
+    "secret_variables",
+    "secrets_in",
+]

@@ -1,0 +1,1 @@
+"""Tasks that are made: from traces of deployed agents, and from documents."""

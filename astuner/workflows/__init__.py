@@ -1,0 +1,1 @@
+"""Ready workflows: the built-in agent loop, and programs as agents."""

@@ -1,0 +1,170 @@
+"""Runs a program as the agent of an episode.
+
+The program calls the model at `OPENAI_BASE_URL` or `ANTHROPIC_BASE_URL`. It need not be
+written in Python, and does not import astuner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import math
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from astuner.config.root import AstunerConfig
+from astuner.errors import AgentMadness, WorkflowError, short_repr
+from astuner.model_tuner import AUTO_AGENT, ModelTuner
+from astuner.processes.episode_processes import current_episode_processes, remove_folder
+from astuner.schema import WorkflowOutput, WorkflowTask
+from astuner.workflow import Workflow
+from astuner.workflows.command.environment import EpisodeValues
+from astuner.workflows.command.output import ProgramOutput
+from astuner.workflows.command.program import AgentProgram, copy_files
+
+_TAIL_CHARACTERS = 1500
+_POLL_SECONDS = 0.1
+_LIMIT_GRACE_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class CommandWorkflow(Workflow):
+    """Runs the program in a private working folder, with the model's address and the task in its environment."""
+
+    program: AgentProgram
+    episode_metadata: dict[str, Any] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        self.name = Path(self.program.command[0]).name
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        """Run the program; its exit code, its output and its working folder are metadata of the episode.
+
+        Raises:
+            WorkflowError: the program cannot be started, fails, calls no model, or prints no reward.
+            AgentMadness: the program failed after degenerate output of the model.
+        """
+        config = self.program.config
+        endpoint = model_tuner.as_oai_baseurl_apikey(AUTO_AGENT)
+        values = EpisodeValues(workflow_task.task, config, endpoint, model_tuner.model_name)
+        with _private_folder() as folder:
+            work = folder / "work"
+            self.episode_metadata["working_folder"] = str(work)
+            copy_files([values.fill(file) for file in config.files], work, self.program.search)
+            argv = [values.fill(word) for word in self.program.command]
+            output = [ProgramOutput(config.max_output_bytes), ProgramOutput(config.max_output_bytes)]
+            try:
+                code = await _run(argv, work, values.environment(folder, workflow_task), output, model_tuner)
+            except (OSError, ValueError) as error:
+                hint = "; add a first line that names its interpreter, such as #!/bin/sh"
+                raise WorkflowError(
+                    f"the command {short_repr(argv[0])} cannot be started: {error}"
+                    f"{hint if isinstance(error, OSError) and error.errno == errno.ENOEXEC else ''}"
+                ) from error
+            finally:
+                stdout, stderr = (stream.text(endpoint.api_key) for stream in output)
+                self.episode_metadata |= {"stdout": stdout, "stderr": stderr}
+        self.episode_metadata["exit_code"] = code
+        if code != 0:
+            if model_tuner.anomaly is not None:
+                raise AgentMadness(str(model_tuner.anomaly))
+            raise WorkflowError(f"the command {short_repr(argv[0])} {_ending(code)}; {_tail(stdout, stderr)}")
+        if not model_tuner.calls:
+            raise WorkflowError(
+                f"the command {short_repr(argv[0])} made no LLM call; expected calls to the address in OPENAI_BASE_URL "
+                f"or ANTHROPIC_BASE_URL, with the key in OPENAI_API_KEY or ANTHROPIC_API_KEY; {_tail(stdout, stderr)}"
+            )
+        if self.program.has_judge:
+            return WorkflowOutput(metadata={"final_answer": stdout.strip()})
+        return WorkflowOutput(reward=_reward(output[0].last_line()))
+
+
+async def _run(
+    argv: Sequence[str], folder: Path, env: Mapping[str, str], output: Sequence[ProgramOutput], tuner: ModelTuner
+) -> int:
+    """Run the program in its working folder and return its exit code, -n if signal n ended it."""
+    with output[0].reading() as stdout, output[1].reading() as stderr:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            cwd=folder,
+            env=env,
+            start_new_session=True,
+        )
+        exited = asyncio.ensure_future(process.wait())
+        try:
+            ends_at = math.inf
+            while not exited.done() and time.monotonic() < ends_at:
+                await asyncio.wait([exited], timeout=_POLL_SECONDS)
+                # A program that repeats a rejected call would do so until the time limit.
+                if tuner.call_limit_error is not None and ends_at == math.inf:
+                    ends_at = time.monotonic() + _LIMIT_GRACE_SECONDS
+            return exited.result() if exited.done() else -signal.SIGTERM
+        finally:
+            exited.cancel()
+            # Processes that ignore the signal or have left the group end with the episode.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def _private_folder() -> Iterator[Path]:
+    """Create a folder with a working, a home and a temporary folder; it is removed at the end of the episode."""
+    folder = Path(tempfile.mkdtemp(prefix="astuner-episode-"))
+    for name in ("work", "home", "tmp"):
+        (folder / name).mkdir()
+    processes = current_episode_processes()
+    if processes is not None:
+        processes.folders.append(folder)
+    try:
+        yield folder
+    finally:
+        if processes is None:
+            remove_folder(folder)
+
+
+def _ending(code: int) -> str:
+    if code >= 0:
+        return f"exited with code {code}"
+    with contextlib.suppress(ValueError):
+        return f"was ended by {signal.Signals(-code).name}"
+    return f"was ended by signal {-code}"
+
+
+def _tail(stdout: str, stderr: str) -> str:
+    """Return the end of stderr for a message; if stderr is empty, the end of stdout."""
+    name, text = ("stderr", stderr.strip()) if stderr.strip() else ("stdout", stdout.strip())
+    return f"the end of its {name}:\n{text[-_TAIL_CHARACTERS:]}" if text else "it printed nothing"
+
+
+def _reward(line: str) -> float:
+    with contextlib.suppress(ValueError):
+        if math.isfinite(reward := float(line)):
+            return reward
+    raise WorkflowError(
+        f"the last line of the command's stdout is {short_repr(line)}; expected the reward, a finite number, because "
+        "no judge is configured: print the reward last, or set task_judge.judge_protocol"
+    )
+
+
+def command_workflow(config: AstunerConfig, search: Sequence[Path]) -> Callable[[], Workflow]:
+    """Return what creates the workflow of an episode, for `workflow.command`.
+
+    Args:
+        config: the resolved configuration.
+        search: the folders in which to search for the program and its files.
+
+    Raises:
+        ConfigError: the command cannot be executed, or a file or an environment variable does not exist.
+    """
+    return partial(CommandWorkflow, AgentProgram.of(config.workflow, search, has_judge=config.task_judge.has_judge))
