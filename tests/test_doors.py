@@ -34,8 +34,8 @@ main()
 @pytest.mark.parametrize(
     ("arguments", "most_modules", "most_lines"),
     [
-        (["--backbone=debug"], 225, 32_500),
-        (["--backbone=local", "astuner.trainer_common.total_training_steps=1"], 270, 39_000),
+        (["--backbone=debug"], 230, 32_500),
+        (["--backbone=local", "astuner.trainer_common.total_training_steps=1"], 275, 39_000),
     ],
     ids=["debug", "local"],
 )

@@ -29,11 +29,12 @@ def test_commands_parse(block: Block):
 def parameters(arguments: list[str]) -> dict[str, Any]:
     """Return the parameters of an `astuner` command; {} if it names a file of the reader, which does not exist here."""
     found: Any = command
+    context = click.Context(command)
     for default in ("train", "run"):
-        names = found.commands if isinstance(found, click.Group) else {}
+        names = found.list_commands(context) if isinstance(found, click.Group) else []
         name = next((word for word in arguments[:1] if word in names), default)
         if name in names:
-            found, arguments = names[name], arguments[arguments[:1] == [name] :]
+            found, arguments = found.get_command(context, name), arguments[arguments[:1] == [name] :]
     try:
         values: dict[str, Any] = found.make_context(found.name, list(arguments)).params
     except click.BadParameter as error:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import click
 import pytest
 import yaml
 from markdown_it import MarkdownIt
@@ -330,7 +331,9 @@ def code_spans(text: str) -> set[str]:
 
 
 def test_serve_tinker_page_lists_every_option():
-    params = {param.opts[0]: param for param in command.commands["serve-tinker"].params}
+    serve_tinker = command.get_command(click.Context(command), "serve-tinker")
+    assert serve_tinker is not None
+    params = {param.opts[0]: param for param in serve_tinker.params}
     rows = {
         name: row["default"].strip("`")
         for row in table("serve_tinker.md", "option")

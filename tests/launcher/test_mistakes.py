@@ -12,6 +12,7 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from safetensors.torch import load_file, save_file
@@ -63,7 +64,7 @@ def test_unknown_commands(astuner: Command, folder: Path):
         (("run.yaml",), "run: astuner --conf run.yaml"),
         (
             ("sing",),
-            f"the commands are: {', '.join(sorted(command.commands))}",
+            f"the commands are: {', '.join(command.list_commands(click.Context(command)))}",
         ),
         (("--conf", "run.yaml", "--backbnoe", "local"), "'--backbnoe'"),
         (("eval", "--conf", "run.yaml", "--tasks", "0"), "x>=1"),

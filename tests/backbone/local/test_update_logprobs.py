@@ -15,14 +15,13 @@ from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.optimizer import Optimizer
 from astuner.backbone.local.policy import Policy
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
-from astuner.config.model import ModelConfig
 from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples
 from astuner.run_record import by_token, read_index, read_recorded_episode
 from astuner.run_record.updates import call_advantages, count_trained_tokens
 from astuner.schema import Episode, Sample
-from tests.backbone.local.test_update_modes import episodes_of
+from tests.backbone.local.test_update_modes import episodes_of, moved_policy
 
 
 def update(
@@ -33,10 +32,10 @@ def update(
     config = AstunerConfig.model_validate(
         {"rollout": {"temperature": 1.0}, "trainer_common": common | {"optim": {"lr": 1e-12}}}
     )
-    policy = Policy(ModelConfig(), str(folder), torch.device("cpu"), pack)
+    policy = moved_policy(folder, pack)
     made = [
         replace(episode, samples=tuple(build_samples(episode.calls)))
-        for episode in episodes_of(policy, by_call=by_call)
+        for episode in episodes_of(folder, by_call=by_call, by_step=False)
     ]
     optimizer = Optimizer(policy.trainable(), config.trainer_common.optim, 1)
     return policy, made, PolicyUpdate(config, resolve(config.trainer_common.algorithm), policy, optimizer).step(made, 1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from astuner import cli
+from astuner.cli.main import astuner
 from astuner.config.task_sources import DataGenerationConfig
 from astuner.errors import ConfigError, JudgeBudgetError, JudgeUnavailableError, TaskDataError
 from astuner.task_sources.data_generation import GenerationReport, generate_tasks
@@ -228,7 +228,7 @@ def test_a_killed_generation_continues_without_paying_again(tmp_path: Path) -> N
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
         assert not Path(config.train_output_path).exists()
-        assert cli.astuner.main(["generate", "--conf", str(path)], standalone_mode=False) in (None, 0)
+        assert astuner.main(["generate", "--conf", str(path)], standalone_mode=False) in (None, 0)
         questions = [request.text for request in endpoint.requests]
     assert len(rows(config)) + len(rows(config, "validation")) == 8
     # Only the request that was not answered was sent twice.

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from astuner import cli
+from astuner.cli.main import astuner
 from astuner.config.task_sources import FeedbackTracingConfig
 from astuner.errors import TaskDataError
 from astuner.task_sources.tracing import Feedback, Trace, TracedConversation, convert, import_traces
@@ -158,7 +158,7 @@ def test_redaction_covers_every_text_and_is_off_by_default(chats: Path) -> None:
 
 
 def run(*arguments: object) -> None:
-    assert cli.astuner.main([str(argument) for argument in arguments], standalone_mode=False) in (None, 0)
+    assert astuner.main([str(argument) for argument in arguments], standalone_mode=False) in (None, 0)
 
 
 def test_the_commands_show_and_import_traces(chats: Path, capsys: pytest.CaptureFixture[str]) -> None:
