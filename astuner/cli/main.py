@@ -117,10 +117,11 @@ def load_launcher(
     """Load the configuration; re-execute the command in the backbone's environment if necessary."""
     from astuner.config.backbone_choice import check_gpus
     from astuner.config.loading import load_config, resolve_names
+    from astuner.config.section import RAY
 
     loaded = load_config(conf, overrides, backbone)
     check_gpus(resolve_names(loaded.config, loaded.path).astuner, services)
-    if loaded.backbone.name in ("trinity", "verl"):
+    if loaded.backbone.name in RAY:
         through_door("installed", "enter")(loaded.backbone)
     from astuner.launcher.launch import Launcher
 

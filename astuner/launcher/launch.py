@@ -34,6 +34,7 @@ from astuner.backbone.training.run_inputs import (
 from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, resolve_names, with_values
 from astuner.config.root import RunConfig, asks_for_vllm_server
+from astuner.config.section import RAY
 from astuner.config.to_yaml import to_yaml
 from astuner.debugging.breakpoints import describe_missed_tags, set_debugger_port
 from astuner.debugging.tracebacks import format_stack, thread_stack
@@ -275,7 +276,7 @@ class Launcher:
         """Start the services, which run until `stack` closes, then load the inputs, because tasks may come from one."""
         config = self.config.astuner
         stack.enter_context(self.services.running())
-        is_ray_backbone = config.backbone in ("trinity", "verl")
+        is_ray_backbone = config.backbone in RAY
         if is_ray_backbone and is_own_ray(config.trainer_common.ray_address, self.services.ray):
             # Before the user's code is imported, because importing ray reads the environment.
             stack.enter_context(through_door("ray", "on_loopback")())

@@ -160,7 +160,7 @@ class ForkServer:
 
         Args:
             connection: the worker's end of its socket.
-            crash_file: see `worker_process.serve`.
+            crash_file: see `process.serve`.
 
         Raises:
             BackboneError: the fork server has ended.
