@@ -92,12 +92,16 @@ def install_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[i
 
 @pytest.fixture(autouse=True)
 def imports_of_the_test_are_undone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Restore `sys.path`, and forget the modules that a test imported from the tests' temporary folders."""
+    """Restore `sys.path`, and forget the users' modules that a test imported.
+
+    These are in temporary folders of the tests, or files such as `agents.py` of the folder `tests`.
+    """
     path, modules = list(sys.path), set(sys.modules)
     yield
     sys.path[:] = path
     # Not the system's temporary folder, which may contain the virtual environment.
     temporary = str(tmp_path_factory.getbasetemp().resolve())
+    folders = (temporary, str(Path(__file__).resolve().parent))
     for name in sorted(set(sys.modules) - modules, reverse=True):  # submodules first: a namespace asks for its parent
         # Reading an attribute that a lazy module does not have would import its content.
         content = getattr(sys.modules[name], "__dict__", {})
@@ -105,7 +109,7 @@ def imports_of_the_test_are_undone(tmp_path_factory: pytest.TempPathFactory) -> 
             files = [content["__file__"]] if content.get("__file__") else list(content.get("__path__", ()))
         except KeyError:  # a namespace package whose parent the test removed from sys.modules
             files = [temporary]
-        if any(os.path.realpath(file).startswith(temporary) for file in files):
+        if any(os.path.realpath(file).startswith(folders) for file in files) and not name.startswith("tests."):
             del sys.modules[name]
 
 
