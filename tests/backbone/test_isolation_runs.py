@@ -129,7 +129,9 @@ def test_an_interrupt_while_the_first_worker_starts(model_folder: Path, tmp_path
     _, output = run.ended()
     assert "interrupted" in output
     assert "exception" not in output.lower()
-    assert not psutil.wait_procs(servers, timeout=60)[1]
+    _, running = psutil.wait_procs(servers, timeout=10)
+    # The process that adopts a server may not wait for it.
+    assert [server for server in running if server.status() != psutil.STATUS_ZOMBIE] == []
 
 
 def test_a_debug_run_records_crashes_and_redacts_secrets(model_folder: Path, tmp_path: Path):
