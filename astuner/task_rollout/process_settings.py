@@ -83,7 +83,7 @@ def _read_if_changed(source: Callable[[], Mapping[Any, Any]], read: Callable[[],
 
 def _attributes(owner: ModuleType | type, names: Sequence[str] = (), *, is_urgent: bool = False) -> ProcessSetting:
     """Return the setting for some attributes in a module or class, by default all. Those added later are ignored."""
-    public = (name for name in vars(owner) if not name.startswith("_") or name == "__import__")
+    public = (name for name in list(vars(owner)) if not name.startswith("_") or name == "__import__")
     names = names or [name for name in public if name not in _OF_TIME_ZONE]
 
     def restore(values: dict[str, object]) -> None:
@@ -97,7 +97,8 @@ def _attributes(owner: ModuleType | type, names: Sequence[str] = (), *, is_urgen
 
 def _modules() -> ProcessSetting:
     """Return the setting of the imported modules: those that are later removed, replaced or None."""
-    earlier = {name: module for name, module in sys.modules.items() if module is not None}
+    # A copy, because other threads import modules meanwhile.
+    earlier = {name: module for name, module in sys.modules.copy().items() if module is not None}
 
     def changed() -> dict[str, object]:
         if earlier.items() <= sys.modules.items():  # fast: thousands of modules
