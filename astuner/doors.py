@@ -76,7 +76,7 @@ DOORS: Mapping[str, Mapping[str, str]] = {
         "debug": "astuner.backbone.debug.memory:estimate_memory",
         "local": "astuner.backbone.local.memory:estimate_training_memory",
     },
-    "episodes": {"processes": "astuner.backbone.episode_workers.pool:in_processes"},
+    "episodes": {"processes": "astuner.backbone.episode_workers.pool:started_pool"},
     "environment": {"client": "astuner.env_service.client:EnvServiceClient"},
     "diagnostics": {
         "logprob_gap": "astuner.diagnostics.logprob_gap:explain_logprob_gap",

@@ -6,6 +6,7 @@ installed modules. The folders are added to `sys.path`, so that the files in the
 
 from __future__ import annotations
 
+import ast
 import importlib
 import re
 import sys
@@ -90,6 +91,44 @@ def load_object(path: str, *, search: Sequence[Path] = ()) -> object:
         raise _import_failed(path, module_name, error) from error
 
 
+def imported_packages(path: str, search: Sequence[Path] = ()) -> list[str]:
+    """Return the installed modules that the module at `path` imports at its top level, without importing it.
+
+    Args:
+        path: as for `load_class`.
+        search: as for `load_class`.
+    """
+    module = path.partition("->")[0].strip()
+    if (file := _file_of(module, [Path(folder).resolve() for folder in search])) is None:
+        return []
+    try:
+        tree = ast.parse(file.read_bytes())
+    except SyntaxError:  # the import reports it
+        return []
+    names: list[str] = []
+    for node in tree.body:
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module)
+    return [name for name in names if _is_installed(name.partition(".")[0])]
+
+
+def _is_installed(package: str) -> bool:
+    if package in sys.stdlib_module_names:
+        return False
+    spec = PathFinder.find_spec(package)
+    return spec is not None and "-packages" in Path(spec.origin or "").parent.as_posix()
+
+
+def _file_of(module: str, folders: Sequence[Path]) -> Path | None:
+    """Return the file of a module of the user, which is `package.module` or a path; None if there is none."""
+    if module.endswith(".py") or "/" in module:
+        candidates = (folder / Path(module).expanduser() for folder in folders)
+        return next((candidate for candidate in candidates if candidate.is_file()), None)
+    return next((found for folder in folders if (found := _module_file(folder, module))), None)
+
+
 def reject_missing(path: str, *, search: Sequence[Path] = ()) -> None:
     """Raise the error of `load_object` if the object cannot exist. Otherwise, its module is not imported.
 
@@ -98,13 +137,10 @@ def reject_missing(path: str, *, search: Sequence[Path] = ()) -> None:
     """
     module, _, name = (part.strip() for part in path.partition("->"))
     folders = [Path(folder).resolve() for folder in search]
-    if module.endswith(".py") or "/" in module:
-        candidates = (folder / Path(module).expanduser() for folder in folders)
-        file = next((candidate for candidate in candidates if candidate.is_file()), None)
-    else:
-        file = next((found for folder in folders if (found := _module_file(folder, module))), None)
-        if file is None and PathFinder.find_spec(module.partition(".")[0]) is not None:
-            return  # An installed package. Its modules are found by importing it.
+    file = _file_of(module, folders)
+    is_file_path = module.endswith(".py") or "/" in module
+    if file is None and not is_file_path and PathFinder.find_spec(module.partition(".")[0]) is not None:
+        return  # An installed package. Its modules are found by importing it.
     # A name that occurs nowhere in its module can only come from a star import or `__getattr__`.
     if file is None or not re.search(rf"\b{re.escape(name)}\b|import +\*|__getattr__".encode(), file.read_bytes()):
         load_object(path, search=search)

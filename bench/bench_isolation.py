@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from astuner import AstunerJob  # noqa: E402
-from astuner.backbone.episode_workers.rollout import make_rollout  # noqa: E402
+from astuner.backbone.episode_workers.rollout import make_rollout, with_workers  # noqa: E402
 from astuner.backbone.training.run_inputs import load_agent_inputs  # noqa: E402
 from astuner.llm_engine.scripted import ScriptedEngine  # noqa: E402
 from astuner.model_tuner import CallSettings  # noqa: E402
@@ -60,7 +60,10 @@ def started_rollout(folder: Path, isolation: str, workers: int) -> Iterator[Task
     inputs = load_agent_inputs(config, (ROOT,), str(folder))
     ids = inputs.tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
     engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=512)
-    with closing(make_rollout(config, inputs, engine, ActiveEpisodes())) as rollout:
+    with (
+        with_workers(config, inputs) as started,
+        closing(make_rollout(config, started, engine, ActiveEpisodes())) as rollout,
+    ):
         yield rollout
 
 

@@ -37,7 +37,7 @@ class JudgeLlmConfig(Section):
     max_reasks: NonNegativeInt = key(2, resume="any")
     """Maximum number of further requests after answers that do not have the requested form."""
     max_concurrent_requests: Count = key(16, resume="any")
-    """Maximum number of concurrent requests of one process."""
+    """Maximum number of concurrent requests; on verl and trinity, of one process."""
     cache: bool = key(True, resume="any")
     """Use the cached answer if a question was asked before."""
     cache_dir: str | None = key(None, resume="path")

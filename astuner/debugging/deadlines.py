@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from loguru import logger
 
 from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.tracebacks import format_stack, task_stack
+
+CLOCK_THREAD = "deadlines"
+"""Name of the thread of the alarms. A fork of the process starts another one."""
 
 # Seconds after a deadline in which an event loop that is not blocked logs the stack itself.
 _EVENT_LOOP_GRACE = 0.5
@@ -40,7 +44,7 @@ class _Clock:
         with self._changed:
             self._alarms.add(alarm)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="deadlines", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=CLOCK_THREAD, daemon=True)
                 self._thread.start()
             self._changed.notify()
 
@@ -70,6 +74,15 @@ class _Clock:
 
 
 _clock = _Clock()
+
+
+def _restart_clock() -> None:
+    """Replace the clock in a fork, which does not have its thread."""
+    global _clock  # noqa: PLW0603 it belongs to the whole process
+    _clock = _Clock()
+
+
+os.register_at_fork(after_in_child=_restart_clock)
 
 
 @contextlib.contextmanager

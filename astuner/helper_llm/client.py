@@ -17,6 +17,7 @@ from astuner.config.llm_judge import JudgeLlmConfig
 from astuner.errors import AstunerError, first_line, shorten
 from astuner.helper_llm.cache import AnswerCache, default_cache_folder, question_hash
 from astuner.helper_llm.keys import ApiKeys
+from astuner.helper_llm.shared import shared_slot
 from astuner.helper_llm.usage import LlmUsage, UsageMeter
 from astuner.system.redaction import redact
 
@@ -216,7 +217,8 @@ class LlmClient:
         """Send one request with a key, when fewer than the maximum of concurrent requests are in progress."""
         assert self._openai is not None
         assert self._slots is not None
-        async with self._slots, asyncio.timeout(self.config.request_timeout):
+        limit = self.config.max_concurrent_requests
+        async with self._slots, shared_slot(limit), asyncio.timeout(self.config.request_timeout):
             self.meter.check()  # checked again, because many questions may have waited for a slot
             client = self._openai.with_options(api_key=key)
             return await client.chat.completions.create(messages=[dict(m) for m in messages], **parameters)  # type: ignore[misc]

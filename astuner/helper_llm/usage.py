@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, fields
 
 from astuner.config.llm_judge import JudgeLlmConfig, check_budget
+from astuner.helper_llm.shared import shared_use
 
 _MILLION = 1_000_000
 
@@ -45,7 +46,7 @@ class LlmUsage:
 
 
 class UsageMeter:
-    """Sums the use of an LLM in this process. Thread-safe."""
+    """Sums the use of an LLM in this process, and in those that share its limits. Thread-safe."""
 
     def __init__(self, config: JudgeLlmConfig) -> None:
         self._config = config
@@ -68,6 +69,8 @@ class UsageMeter:
         """Add a use to the total, and return it."""
         with self._lock:
             self._total += usage
+        if usage.tokens or usage.cost:
+            shared_use(usage.tokens, usage.cost)
         return usage
 
     def check(self) -> None:
@@ -76,4 +79,7 @@ class UsageMeter:
         Raises:
             JudgeBudgetError: the budget is used up.
         """
-        check_budget(self._total.tokens, self._total.cost, self._config)
+        if self._config.max_tokens is None and self._config.max_cost is None:
+            return
+        tokens, cost = shared_use() or (self._total.tokens, self._total.cost)
+        check_budget(tokens, cost, self._config)

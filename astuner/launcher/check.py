@@ -11,6 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from astuner.backbone.base import MemoryEstimate, PreflightContext, load_backbone
+from astuner.backbone.episode_workers.rollout import with_workers
+from astuner.backbone.training.episode_placement import has_agent
 from astuner.backbone.training.progress import warn_if_slow
 from astuner.backbone.training.run_inputs import (
     RunInputs,
@@ -60,6 +62,7 @@ def check_run(launcher: Launcher, *, dry_run: bool, shown: Shown | None = None) 
         stack.enter_context(launcher.services.running())
         with warn_if_slow("read_tasks", config.deadlines, ActiveEpisodes()):
             run_inputs = load_run_inputs(config, launcher.config_dir, env_service=launcher.services.env_service)
+        run_inputs = stack.enter_context(with_workers(config, run_inputs))
         folder = Path(config.experiment_dir)
         backbone.preflight(
             PreflightContext(launcher.config, run_inputs, folder, launcher.origins, launcher.services.ray)
@@ -94,7 +97,7 @@ def _print_inputs(console: Console, launcher: Launcher, run_inputs: RunInputs) -
     )
     if (notice := context_notice(config, run_inputs)) is not None:
         console.print(f"           {notice}", soft_wrap=True)
-    if run_inputs.workflow is not None:
+    if algorithm != "sft" and has_agent(config):
         command = config.workflow.command
         if not config.rollout.use_agentscope_protocol:
             agent, returned = "the built-in agent loop", "the environment rewards each step"

@@ -22,15 +22,11 @@ from astuner.backbone.base import (
     load_backbone,
     load_training_backbone,
 )
+from astuner.backbone.episode_workers.rollout import with_workers
 from astuner.backbone.ray_cluster.started import is_own_ray
+from astuner.backbone.training.episode_placement import runs_inline
 from astuner.backbone.training.progress import RunProgress, warn_if_slow
-from astuner.backbone.training.run_inputs import (
-    RunInputs,
-    check_references,
-    context_notice,
-    load_run_inputs,
-    runs_inline,
-)
+from astuner.backbone.training.run_inputs import RunInputs, check_references, context_notice, load_run_inputs
 from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, resolve_names, with_values
 from astuner.config.root import RunConfig, asks_for_vllm_server
@@ -273,7 +269,10 @@ class Launcher:
     def _start_services_and_load(
         self, load_inputs: Callable[[], RunInputs], active: ActiveEpisodes, stack: contextlib.ExitStack
     ) -> RunInputs:
-        """Start the services, which run until `stack` closes, then load the inputs, because tasks may come from one."""
+        """Start the services, then load the inputs, because tasks may come from one, then start the workers.
+
+        The services and the workers run until `stack` closes.
+        """
         config = self.config.astuner
         stack.enter_context(self.services.running())
         is_ray_backbone = config.backbone in RAY
@@ -281,7 +280,8 @@ class Launcher:
             # Before the user's code is imported, because importing ray reads the environment.
             stack.enter_context(through_door("ray", "on_loopback")())
         with warn_if_slow("read_tasks", config.deadlines, active):
-            return load_inputs()
+            run_inputs = load_inputs()
+        return stack.enter_context(with_workers(config, run_inputs))
 
     def _record_inputs(self, run_inputs: RunInputs, folder: Path) -> None:
         """Write the learned rubrics to the record's folder, and the notices about the inputs to run.log.

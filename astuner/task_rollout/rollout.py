@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -11,6 +12,7 @@ from loguru import logger
 
 from astuner.debugging.tracebacks import format_stack
 from astuner.errors import CallLimitError, EpisodeTimeout, JudgeBudgetError, JudgeUnavailableError, shorten
+from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ModelTuner
 from astuner.processes.episode_processes import EpisodeProcesses, end_all_episodes
 from astuner.processes.process_hooks import install_hooks
@@ -19,7 +21,7 @@ from astuner.system.clock import timestamp
 from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
 from astuner.task_rollout.episode_loop import Job, JobResult
 from astuner.task_rollout.failure_groups import describe_failures
-from astuner.task_rollout.group_judging import GroupJudging
+from astuner.task_rollout.group_judging import GroupJudging, JudgeHere, judge_here
 from astuner.task_rollout.pool import EpisodePool, InlinePool, StuckJob
 from astuner.task_runner import TaskRunner, describe_calls, innermost_user_frame, is_unjudged
 
@@ -55,10 +57,20 @@ class BatchRequest:
 
 
 class WorkerProcesses(Protocol):
-    """Processes that run episodes in place of this one."""
+    """Processes that run episodes in place of this one.
+
+    Attributes:
+        engine: answers the LLM calls of the episodes; set before `run`.
+    """
+
+    engine: LlmEngine | None
 
     def run(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
         """Yield `(index, episode)` in order of completion."""
+        ...
+
+    def judge(self, tasks: Sequence[WorkflowTask], episodes: Sequence[Episode]) -> Future[list[Episode]]:
+        """Judge a group of episodes in one of the processes (see `GroupJudge`)."""
         ...
 
     def reports(self) -> Sequence[RunningReport]:
@@ -72,10 +84,10 @@ class WorkerProcesses(Protocol):
 
 @dataclass
 class TaskRollout:
-    """Runs batches of episodes on worker threads, one after another in the main thread, or in worker processes.
+    """Runs batches of episodes in worker processes, on worker threads, or one after another in the main thread.
 
     Attributes:
-        runner: runs one episode.
+        runner: runs one episode in this process; None if other processes run them.
         workers: the maximum number of concurrent episodes.
         max_retries: how often a failed episode is retried.
         in_main_thread: run episodes one after another in the caller's thread, for debuggers.
@@ -83,15 +95,19 @@ class TaskRollout:
         processes: the processes that run the episodes; None to run them in this process.
     """
 
-    runner: TaskRunner
+    runner: TaskRunner | None
     workers: int = 128
     max_retries: int = 0
     in_main_thread: bool = False
     running: ActiveEpisodes = field(default_factory=ActiveEpisodes)
     processes: WorkerProcesses | None = None
     _pool: EpisodePool[Episode] | InlinePool[Episode] = field(init=False)
+    _judge: JudgeHere = field(init=False)
 
     def __post_init__(self) -> None:
+        if self.runner is None:
+            return
+        self._judge = JudgeHere(self.runner)
         # The runner applies the timeouts of workflow and judge; the pool handles only episodes that block their thread.
         install_hooks()
         deadline = self.runner.episode_timeout + self.runner.judge_timeout
@@ -120,46 +136,54 @@ class TaskRollout:
             on_attempt(episode)
             on_episode(episode)
 
-        with GroupJudging(self.runner, tasks) as groups:
-            to_run = list(range(len(tasks)))
-            for attempt in range(self.max_retries + 1):
-                attempted = [_retry(tasks[i], attempt) for i in to_run]
-                failed: list[Episode] = []
-                retried = []
-                for index, episode in self._run_once(attempted, request.settings):
-                    task_index = to_run[index]
-                    if attempt < self.max_retries and _is_retried(episode):
-                        attempts[task_index].append(episode)
-                        on_attempt(episode)
-                        retried.append(task_index)
-                        failed.append(episode)
-                        continue
-                    if not is_unjudged(episode):
-                        end(task_index, episode)
-                    groups.add(task_index, attempted[index], episode)
-                    for judged_index, judged in groups.judged():
-                        end(judged_index, judged)
-                to_run = sorted(retried)
-                if not to_run:
-                    break
-                logger.warning(
-                    "retrying {} failed episodes (attempt {}); the first: {}", len(to_run), attempt + 2, failed[0].error
-                )
-            for judged_index, judged in groups.judged(wait=True):
-                end(judged_index, judged)
+        groups = GroupJudging(self.processes or self._judge, tasks)
+        to_run = list(range(len(tasks)))
+        for attempt in range(self.max_retries + 1):
+            attempted = [_retry(tasks[i], attempt) for i in to_run]
+            failed: list[Episode] = []
+            retried = []
+            for index, episode in self._run_once(attempted, request.settings):
+                task_index = to_run[index]
+                if attempt < self.max_retries and _is_retried(episode):
+                    attempts[task_index].append(episode)
+                    on_attempt(episode)
+                    retried.append(task_index)
+                    failed.append(episode)
+                    continue
+                if not is_unjudged(episode):
+                    end(task_index, episode)
+                groups.add(task_index, attempted[index], episode)
+                for judged_index, judged in groups.judged():
+                    end(judged_index, judged)
+            to_run = sorted(retried)
+            if not to_run:
+                break
+            logger.warning(
+                "retrying {} failed episodes (attempt {}); the first: {}", len(to_run), attempt + 2, failed[0].error
+            )
+        for judged_index, judged in groups.judged(wait=True):
+            end(judged_index, judged)
         report_failures([episode_attempts[-1] for episode_attempts in attempts], request)
         return [episode for episode_attempts in attempts for episode in episode_attempts]
 
     def run_episode(self, task: WorkflowTask, settings: CallSettings) -> Episode:
-        """Run one episode, without retries, and return it."""
+        """Run one episode in this process, without retries, and return it."""
         ((_, episode),) = self._run_here([task], settings)
         return episode
+
+    def judge_group(self, tasks: Sequence[WorkflowTask], episodes: Sequence[Episode]) -> list[Episode]:
+        """Judge the episodes of one task in this thread, and return them with their rewards."""
+        assert self.runner is not None
+        return judge_here(self.runner, tasks, episodes)
 
     def close(self) -> None:
         """End the worker threads or processes, and the processes of episodes that an interrupt has left running."""
         if self.processes is not None:
             self.processes.close()
         end_all_episodes()
+        if self.runner is None:
+            return
+        self._judge.close()
         self.runner.gateway.close()
         self.runner.environments.close()
         if self.runner.judge is not None:
@@ -174,16 +198,18 @@ class TaskRollout:
             yield from self.processes.run(tasks, settings)
 
     def _run_here(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
+        runner = self.runner
+        assert runner is not None
         # An entry is made when the episode starts and removed when it has ended: a tuner holds all messages.
         running: dict[int, tuple[ModelTuner, EpisodeProcesses]] = {}
 
         def job(index: int, task: WorkflowTask) -> Job[Episode]:
             async def run() -> Episode:
-                tuner, children = self.runner.tuner(task, settings), EpisodeProcesses(task.episode_id)
+                tuner, children = runner.tuner(task, settings), EpisodeProcesses(task.episode_id)
                 running[index] = tuner, children
                 with self.running.track(task.episode_id, tuner):
                     with children.owned():
-                        episode = await self.runner.run(task, tuner)
+                        episode = await runner.run(task, tuner)
                     return replace(episode, ended_processes=children.ended)
 
             return run
@@ -199,8 +225,8 @@ class TaskRollout:
             tuner, children = running.pop(index)
             if isinstance(result, StuckJob):
                 children.end()
-                self.runner.gateway.end_episode(tuner)
-                self.runner.environments.release(task.episode_id)
+                runner.gateway.end_episode(tuner)
+                runner.environments.release(task.episode_id)
                 stack = format_stack(result.stack)
                 logger.debug(
                     "{}, {}, blocked its thread at\n{}", shorten(task.episode_id), describe_calls(tuner), stack

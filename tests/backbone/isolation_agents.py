@@ -14,15 +14,16 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from decimal import getcontext
 from pathlib import Path
 
 import psutil
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
+from astuner.backbone.episode_workers.fork_server import SERVER_NAME
 from astuner.schema import WorkflowOutput as Output
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
 
 
 def segfault() -> None:
@@ -50,7 +51,7 @@ def kill_parent() -> None:
     parent = psutil.Process(os.getppid())
     # If another episode has killed the fork server, the parent is the process of the tests.
     with contextlib.suppress(psutil.Error):
-        if any("fork_server" in part for part in parent.cmdline()):
+        if parent.name() == SERVER_NAME:
             parent.kill()
 
 
@@ -176,3 +177,15 @@ class HarmfulJudge(BaseJudge):
         if answer in HARM:
             HARM[answer]()
         return 0.25, False
+
+
+class HarmfulGroupJudge(HarmfulJudge, BaseGroupJudge):
+    """Does the harm that the task's reference answer names; the reward is the place in the group."""
+
+    def compute_group_rewards(
+        self, workflow_task: WorkflowTask, workflow_outputs: Sequence[Output]
+    ) -> list[tuple[float, bool]]:
+        answer = str(workflow_task.task.metadata.get("answer"))
+        if answer in HARM:
+            HARM[answer]()
+        return [(float(place), True) for place, _ in enumerate(workflow_outputs)]

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from astuner import AstunerJob
+from astuner.backbone.episode_workers.fork_server import SERVER_NAME
 from astuner.run_record import read_episode, read_index
 from astuner.schema import Episode
 from tests.backbone.runs import Run
@@ -102,7 +103,7 @@ def test_workers_end_with_the_run(model_folder: Path, tmp_path: Path, harm: str,
         time.sleep(0.1)
     descendants = psutil.Process(run.process.pid).children(recursive=True)
     started = [psutil.Process(int(file.stem)) for file in (tmp_path / "shared").iterdir()]
-    assert len([process for process in descendants if "fork_server" in " ".join(process.cmdline())]) == 3
+    assert len([process for process in descendants if process.name().startswith("astuner-")]) == 3
     run.process.send_signal(number)
     code, output = run.ended()
     assert code != 0, output
@@ -124,7 +125,7 @@ def test_an_interrupt_while_the_first_worker_starts(model_folder: Path, tmp_path
         assert time.monotonic() < until
         children = psutil.Process(run.process.pid).children()
         with contextlib.suppress(psutil.Error):  # another child has ended meanwhile
-            servers = [child for child in children if "fork_server" in " ".join(child.cmdline())]
+            servers = [child for child in children if child.name() == SERVER_NAME]
     run.process.send_signal(signal.SIGTERM)
     _, output = run.ended()
     assert "interrupted" in output

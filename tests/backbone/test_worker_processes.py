@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -13,7 +14,8 @@ import psutil
 import pytest
 
 from astuner import AstunerJob
-from astuner.backbone.episode_workers.rollout import make_rollout
+from astuner.backbone.episode_workers.fork_server import SERVER_NAME
+from astuner.backbone.episode_workers.rollout import make_rollout, with_workers
 from astuner.backbone.training.run_inputs import RunInputs, load_agent_inputs
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings
@@ -23,7 +25,7 @@ from astuner.task_rollout import ActiveEpisodes, BatchRequest, TaskRollout
 AGENTS = Path(__file__).with_name("isolation_agents.py")
 SETTINGS = CallSettings(max_tokens=8, max_calls=5)
 GOOD = ("good 0", "good 1", "good 2")
-TIGHT: dict[str, Any] = {"rollout__episode_timeout": 1.0, "judge": True}
+TIGHT: dict[str, Any] = {"rollout__episode_timeout": 1.0, "judge": "HarmfulJudge"}
 
 
 def request(*questions: str, answers: tuple[str, ...] = ()) -> BatchRequest:
@@ -36,13 +38,12 @@ def request(*questions: str, answers: tuple[str, ...] = ()) -> BatchRequest:
 def rollout_of(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., TaskRollout]]:
     """Return a function that returns the rollout of a workflow of `isolation_agents`; a repeated call, the same one.
 
-    The process that starts workers imports torch, which takes most of the time of a test. Its workers are replaced
-    after each harm.
+    Its workers are replaced after each harm.
     """
     before = set(psutil.Process().children(recursive=True))
 
     @cache
-    def begin(workflow: str, *, judge: bool = False, **settings: Any) -> TaskRollout:
+    def begin(workflow: str, *, judge: str = "", **settings: Any) -> TaskRollout:
         job = AstunerJob(algorithm="grpo", model=model_folder, backbone="local", model__renderer="qwen3", **{
             "rollout__isolation": "process",
             "rollout__max_env_worker": 2,
@@ -51,18 +52,17 @@ def rollout_of(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., Tas
         } | settings)  # fmt: skip
         job.set_workflow(f"{AGENTS}->{workflow}").set_data("file", "unused.jsonl")
         if judge:
-            job.set_judge(f"{AGENTS}->HarmfulJudge")
+            job.set_judge(f"{AGENTS}->{judge}")
         config = job.config.astuner
         inputs: RunInputs = load_agent_inputs(config, (AGENTS.parent,), str(model_folder))
         ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
         engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=512)
-        rollouts.append(make_rollout(config, inputs, engine, ActiveEpisodes()))
-        return rollouts[-1]
+        rollout = make_rollout(config, stack.enter_context(with_workers(config, inputs)), engine, ActiveEpisodes())
+        stack.callback(rollout.close)
+        return rollout
 
-    rollouts: list[TaskRollout] = []
-    yield begin
-    for each in rollouts:
-        each.close()
+    with contextlib.ExitStack() as stack:
+        yield begin
     # A worker that was starting when its connection closed ends after its imports.
     _, alive = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=20)
     assert not [child for child in alive if is_running(child)]
@@ -154,7 +154,7 @@ def test_workers_are_forked_from_a_process_without_other_threads(rollout_of: Cal
     workers = [psutil.Process(each.metadata["pid"]) for each in rollout_of("Harms").run(request(*GOOD))]
     (server,) = {worker.parent() for worker in workers}
     assert server is not None
-    assert any("fork_server" in part for part in server.cmdline())
+    assert server.name() == SERVER_NAME
     assert server.parent() == psutil.Process()
     assert server.num_threads() == 1
     assert len(list(filter(is_running, server.children()))) == 2
@@ -172,6 +172,17 @@ def test_a_judge_runs_in_the_process(rollout_of: Callable[..., TaskRollout]):
     scored, crashed = rollout.run(request("a", "b", answers=("", "exit")))
     assert (scored.status, scored.reward, scored.is_success) == ("ok", 0.25, False)
     assert (crashed.status, crashed.error_kind) == ("failed", "worker")
+
+
+def test_a_judge_of_groups_runs_in_a_process(rollout_of: Callable[..., TaskRollout]):
+    rollout = rollout_of("Raises", judge="HarmfulGroupJudge")
+    episodes = rollout.run(replace(request("a", "b", answers=("", "exit")), repeats=2))
+    assert [(episode.status, episode.reward) for episode in episodes[:2]] == [("ok", 0.0), ("ok", 1.0)]
+    assert all(episode.samples for episode in episodes[:2])
+    for episode in episodes[2:]:
+        assert (episode.status, episode.error_kind, episode.reward) == ("failed", "worker", None)
+        assert "which judged these episodes, exited with code 7" in str(episode.error)
+        assert len(episode.calls) == 1
 
 
 def test_errors_and_limits_are_those_of_threads(rollout_of: Callable[..., TaskRollout]):

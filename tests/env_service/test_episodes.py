@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from astuner import AstunerJob
-from astuner.backbone.episode_workers.rollout import make_rollout
+from astuner.backbone.episode_workers.rollout import make_rollout, with_workers
 from astuner.backbone.training.run_inputs import load_agent_inputs
 from astuner.config.data import EnvServiceConfig, TaskReaderConfig
 from astuner.errors import TaskDataError
@@ -34,7 +35,7 @@ def read(service: Service, env_type: str = "guess", **settings: Any) -> list[Tas
 
 
 @pytest.fixture(scope="module")
-def new_rollout(model_folder: Path, tokenizer: Any) -> Start:
+def new_rollout(model_folder: Path, tokenizer: Any) -> Iterator[Start]:
     """Return a function that starts a rollout of a workflow of `players` with the judge of environments."""
 
     def begin(workflow: str, isolation: str = "thread", **settings: Any) -> TaskRollout:
@@ -48,9 +49,10 @@ def new_rollout(model_folder: Path, tokenizer: Any) -> Start:
         inputs = load_agent_inputs(config, (PLAYERS.parent,), str(model_folder))
         ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
         engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=512)
-        return make_rollout(config, inputs, engine, ActiveEpisodes())
+        return make_rollout(config, stack.enter_context(with_workers(config, inputs)), engine, ActiveEpisodes())
 
-    return begin
+    with contextlib.ExitStack() as stack:
+        yield begin
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Starts worker processes by forking a small process, which has neither threads nor the model.
+"""Starts worker processes by forking a process that has neither threads nor the model.
 
 A worker starts within milliseconds and shares the memory of the imported packages and of the tokenizer. The user's code
 is imported by each worker, so that workers share none of its connections or threads. (The fork server of
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -16,17 +17,28 @@ import pickle
 import signal
 import socket
 import struct
-import subprocess
 import sys
+import tempfile
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+from loguru import logger
+
 import astuner
 from astuner.backbone.episode_workers.worker import AgentJob
+from astuner.debugging.deadlines import CLOCK_THREAD
 from astuner.errors import BackboneError
-from astuner.system.forking import ForkingServer
+from astuner.model_tuner import ChatCodec
+from astuner.system.forking import ForkingServer, name_process
+from astuner.system.redaction.redactor import stop_listening
 
+# They wait nearly always, and a fork starts them again when it needs them.
+_WAITING_THREADS = {CLOCK_THREAD, "tqdm_monitor"}
+SERVER_NAME = "astuner-forks"
+"""Name of the fork server's process."""
 _REQUEST = struct.Struct("!i")
 # Seconds that workers have to exit after the main process has ended. The remaining ones are then killed.
 _END_SECONDS = 3.0
@@ -39,40 +51,46 @@ class ForkServerJob:
 
     Attributes:
         agent: the inputs of its workers.
-        max_model_len: maximum number of tokens of a request to the engine.
         sys_path: `sys.path` of the main process.
-        preload: modules to import before the first fork; they must not start threads.
+        preload: modules to import before the first fork.
     """
 
     agent: AgentJob
-    max_model_len: int
     sys_path: tuple[str, ...]
     preload: tuple[str, ...]
 
 
 def main() -> None:
     """Serve requests until the main process closes the socket or ends. The job is pickled on stdin."""
-    requests, replies = socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2])
-    launcher = os.getppid()
     data = sys.stdin.buffer.read()
+    if data:  # otherwise the main process has ended
+        from astuner.model_tuner import load_tokenizer
+
+        job: ForkServerJob = pickle.loads(data)
+        sys.path[:] = job.sys_path
+        codec = ChatCodec(load_tokenizer(job.agent.model_path), job.agent.config.model.renderer)
+        _serve(job, codec, os.getppid(), socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+
+
+def _serve(job: ForkServerJob, codec: ChatCodec, launcher: int, requests: socket.socket, replies: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin = open(os.devnull)  # noqa: SIM115 - stays open
     os.dup2(sys.stdin.fileno(), 0)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if data:  # otherwise the main process has ended
-        server = _Server(pickle.loads(data), requests, replies, launcher)
-        server.serve()
-        server.end_workers(_END_SECONDS)
+    for name in job.preload:
+        with contextlib.suppress(Exception):  # the worker that imports the agent reports it
+            importlib.import_module(name)
+    name_process(SERVER_NAME)
+    server = _Server(job, codec, requests, replies, launcher)
+    server.serve()
+    server.end_workers(_END_SECONDS)
 
 
 class _Server(ForkingServer):
-    def __init__(self, job: ForkServerJob, requests: socket.socket, replies: int, launcher: int) -> None:
-        from astuner.model_tuner import ChatCodec, load_tokenizer
-
-        sys.path[:] = job.sys_path
-        for name in job.preload:
-            importlib.import_module(name)
+    def __init__(
+        self, job: ForkServerJob, codec: ChatCodec, requests: socket.socket, replies: int, launcher: int
+    ) -> None:
         self._job = job
-        self._codec = ChatCodec(load_tokenizer(job.agent.model_path), job.agent.config.model.renderer)
+        self._codec = codec
         self._replies = replies
         super().__init__(requests, launcher)
 
@@ -89,7 +107,7 @@ class _Server(ForkingServer):
             from astuner.backbone.episode_workers.process import serve
 
             os.close(self._replies)
-            serve(self._job.agent, self._codec, self._job.max_model_len, connection, crash_file)
+            serve(self._job.agent, self._codec, connection, crash_file)
         os.close(connection)
         os.close(crash_file)
         self._send(started=number, pid=pid)
@@ -103,33 +121,88 @@ class _Server(ForkingServer):
             os.write(self._replies, json.dumps(message).encode() + b"\n")
 
 
+def _can_fork() -> bool:
+    """Return whether a fork of this process can be the fork server: it has no other threads, and has used no GPU."""
+    others = {each.name for each in threading.enumerate()} - _WAITING_THREADS
+    torch: Any = sys.modules.get("torch")
+    return others == {threading.main_thread().name} and not (torch and torch.cuda.is_initialized())
+
+
+def _forked(job: ForkServerJob, codec: ChatCodec, requests: socket.socket, replies: int) -> int:
+    launcher = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            _become_server(requests.fileno(), replies)
+            _serve(job, codec, launcher, requests, replies)
+        except BaseException:
+            sys.excepthook(*sys.exc_info())
+        finally:
+            os._exit(0)
+    return pid
+
+
+def _become_server(requests: int, replies: int) -> None:
+    """Leave behind what belongs to the main process, from which this process has been forked."""
+    # Finalisers of the main process's files and sockets must not run: they would close other files by now.
+    gc.freeze()
+    gc.enable()
+    kept = sorted((2, requests, replies))
+    for first, last in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
+        os.closerange(first + 1, last)
+    os.setsid()  # Ctrl-C in the terminal ends the main process, which ends the workers
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    stop_listening()
+    logger.remove()
+    logger.add(sys.stderr, diagnose=False)
+    # The threads of its earlier operations do not exist here. Workers share the processors.
+    torch: Any = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_num_threads(1)
+
+
+def _spawned(job: ForkServerJob, requests: socket.socket, replies: int) -> int:
+    package = str(Path(astuner.__file__).parents[1])
+    python_path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    with tempfile.TemporaryFile() as file:
+        file.write(pickle.dumps(job))
+        file.seek(0)
+        for descriptor in (requests.fileno(), replies):
+            os.set_inheritable(descriptor, True)
+        return os.posix_spawn(
+            sys.executable,
+            (sys.executable, "-P", "-m", __name__, str(requests.fileno()), str(replies)),
+            {**os.environ, "PYTHONPATH": python_path},
+            file_actions=[(os.POSIX_SPAWN_DUP2, file.fileno(), 0)],
+            setsid=True,  # as in `_become_server`
+        )
+
+
 class ForkServer:
     """The main process's handle of the fork server. Used on one event loop."""
 
-    def __init__(self, job: ForkServerJob) -> None:
-        """Start the process, which loads its packages while this one continues."""
+    def __init__(self, job: ForkServerJob, codec: ChatCodec) -> None:
+        """Start the process.
+
+        Args:
+            job: its settings.
+            codec: the codec of the run's model.
+        """
         self._requests, requests = socket.socketpair()
         replies, replies_end = os.pipe()
         self._replies = os.fdopen(replies, "rb")
-        package = str(Path(astuner.__file__).parents[1])
-        python_path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with requests:
-            self._process = subprocess.Popen(
-                (sys.executable, "-P", "-m", __name__, str(requests.fileno()), str(replies_end)),
-                env={**os.environ, "PYTHONPATH": python_path},
-                stdin=subprocess.PIPE,
-                pass_fds=(requests.fileno(), replies_end),
-                start_new_session=True,  # Ctrl-C in the terminal ends the main process, which ends the workers
-            )
+            if _can_fork():
+                self._pid = _forked(job, codec, requests, replies_end)
+            else:
+                self._pid = _spawned(job, requests, replies_end)
         os.close(replies_end)
         self.has_ended = False
         self.has_started_workers = False
         self._started: dict[int, asyncio.Future[int]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._number = 0
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
-            stdin.write(pickle.dumps(job))
 
     async def read_replies(self) -> None:
         """Read replies until the process ends."""
@@ -185,11 +258,12 @@ class ForkServer:
     def close(self) -> None:
         """End the workers and the process, and wait for it."""
         self._requests.close()
+        process = psutil.Process(self._pid)
         try:
-            self._process.wait(_EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            process.wait(_EXIT_SECONDS)
+        except psutil.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 if __name__ == "__main__":

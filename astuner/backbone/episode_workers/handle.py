@@ -11,7 +11,9 @@ import signal
 import socket
 import struct
 import tempfile
+import time
 import traceback
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,11 +23,12 @@ from loguru import logger
 from astuner.backbone.episode_workers.fork_server import ForkServer
 from astuner.backbone.episode_workers.process import (
     DISCONNECTED,
-    EpisodeEnded,
+    EpisodesEnded,
     FromWorker,
     GenerateAnswer,
     GenerateCancelled,
     GenerateRequest,
+    JudgeGroup,
     ReportRequest,
     RunEpisode,
     ToWorker,
@@ -53,24 +56,33 @@ class _ConnectionLostError(Exception):
     pass
 
 
+@dataclass(frozen=True)
+class _Lost:
+    """Why a request has no result: the kind of error, its text, and the stacks of all threads if they are known."""
+
+    kind: str
+    error: str
+    stacks: str | None
+
+
 @dataclass(eq=False)
 class WorkerHandle:
     """The main process's handle of one worker process."""
 
     server: ForkServer
-    engine: LlmEngine
     name: str
     process: psutil.Process | None
     exit_code: asyncio.Future[int]
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     crash_file: int
+    _engine: LlmEngine | None = None
     _calls: list[LlmCall] = field(default_factory=list)
     _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
     _report: asyncio.Future[RunningReport] | None = None
 
     @classmethod
-    async def start(cls, server: ForkServer, engine: LlmEngine, number: int) -> WorkerHandle:
+    async def start(cls, server: ForkServer, number: int) -> WorkerHandle:
         """Start a worker and wait until it has loaded the agent.
 
         Raises:
@@ -88,7 +100,7 @@ class WorkerHandle:
             raise
         reader, writer = await asyncio.open_unix_connection(sock=own)
         name, process = f"episode worker {number} (pid {pid})", find_process(pid)
-        worker = cls(server, engine, name, process, exit_code, reader, writer, crash_file)
+        worker = cls(server, name, process, exit_code, reader, writer, crash_file)
         exit_code.add_done_callback(worker._close_soon)
         try:
             async with asyncio.timeout(None if is_debugged() else _START_SECONDS):
@@ -119,7 +131,9 @@ class WorkerHandle:
         """Whether the process has ended, or has closed its connection."""
         return self.exit_code.done() or self.reader.at_eof() or self.writer.is_closing()
 
-    async def run(self, task: WorkflowTask, settings: CallSettings, deadline: float | None) -> Episode:
+    async def run(
+        self, engine: LlmEngine, task: WorkflowTask, settings: CallSettings, deadline: float | None
+    ) -> Episode:
         """Run one episode. If the process ends, or `deadline` seconds have passed, the episode is `failed`.
 
         Raises:
@@ -127,42 +141,69 @@ class WorkerHandle:
             DebuggerQuit: the user quit the debugger.
         """
         started = timestamp()
-        self._calls = []
-        self._send(RunEpisode(task, settings, self.engine.policy_version))
+        self._engine, self._calls = engine, []
+        request = RunEpisode(task, settings, engine.policy_version, engine.max_model_len)
+        ended = await self._ended(request, deadline, "ran this episode", task.episode_id)
+        if isinstance(ended, _Lost):
+            failed = failed_episode(task, tuple(self._calls), ended.kind, ended.error, started)
+            return replace(failed, error_traceback=ended.stacks)
+        return replace(ended[0], task=task.task)
+
+    async def judge(
+        self, tasks: Sequence[WorkflowTask], episodes: Sequence[Episode], deadline: float | None
+    ) -> list[Episode]:
+        """Judge the episodes of one task. If the process ends, or `deadline` seconds have passed, they are `failed`.
+
+        Raises:
+            BackboneError: astuner failed.
+            DebuggerQuit: the user quit the debugger.
+        """
+        ended = await self._ended(JudgeGroup(tasks, episodes), deadline, "judged these episodes", None)
+        if isinstance(ended, _Lost):
+            return [
+                replace(episode, error_kind=ended.kind, error=ended.error, error_traceback=ended.stacks)
+                for episode in episodes
+            ]
+        return [replace(episode, task=task.task) for episode, task in zip(ended, tasks, strict=True)]
+
+    async def _ended(
+        self, request: RunEpisode | JudgeGroup, deadline: float | None, did: str, episode_id: str | None
+    ) -> Sequence[Episode] | _Lost:
+        """Send a request, and return its episodes, or why the process was lost or killed."""
+        started = time.monotonic()
+        self._send(request)
         try:
             async with asyncio.timeout(deadline):
-                ended = await self._until_ended(task.episode_id)
+                ended = await self._until_ended(episode_id)
         except TimeoutError:
             where, stacks = await self._blocked_at()
             self.kill()
-            error = (
-                f"the episode blocked {self.name} for {timestamp() - started:.0f} s, which was killed and replaced; "
-                f"it was {where}"
-            )
-            failed = failed_episode(task, tuple(self._calls), EpisodeTimeout.kind, error, started)
-            return replace(failed, error_traceback=stacks)
+            seconds = f"{time.monotonic() - started:.0f} s"
+            error = f"the episode blocked {self.name} for {seconds}, which was killed and replaced; it was {where}"
+            return _Lost(EpisodeTimeout.kind, error, stacks)
         except _ConnectionLostError:
             how = await self._end_description()
             stacks = self._stacks()
             self.kill()
-            error = f"{self.name}, which ran this episode, {how}{_location(stacks)}; it is replaced"
-            failed = failed_episode(task, tuple(self._calls), "worker", error, started)
-            return replace(failed, error_traceback=stacks or None)
+            error = f"{self.name}, which {did}, {how}{_location(stacks)}; it is replaced"
+            return _Lost("worker", error, stacks or None)
         finally:
             for call in self._open.values():
                 call.cancel()
+            if self._report is not None and not self._report.done():  # nothing runs any more
+                self._report.set_result(RunningReport(0, ()))
         add_reached_tags(ended.reached)
-        if ended.episode is not None:
-            return replace(ended.episode, task=task.task)
+        if ended.episodes:
+            return ended.episodes
         if ended.error is None:
             raise DebuggerQuit
         raise BackboneError(f"{self.name} failed: {ended.error}")
 
-    async def _until_ended(self, episode_id: str) -> EpisodeEnded:
-        """Handle messages until the episode has ended."""
+    async def _until_ended(self, episode_id: str | None) -> EpisodesEnded:
+        """Handle messages until the episode has ended, or the episodes are judged."""
         while True:
             match await self._next():
-                case EpisodeEnded() as ended:
+                case EpisodesEnded() as ended:
                     return ended
                 case GenerateRequest() as request:
                     self._open[request.number] = asyncio.ensure_future(self._generate(request))
@@ -180,7 +221,8 @@ class WorkerHandle:
 
     async def _generate(self, request: GenerateRequest) -> None:
         try:
-            result: Any = await self.engine.generate(request.prompt_ids, request.params)
+            assert self._engine is not None
+            result: Any = await self._engine.generate(request.prompt_ids, request.params)
         except AstunerError as error:
             result = error
         except Exception as error:  # the episode must not wait forever

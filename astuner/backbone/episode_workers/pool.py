@@ -1,14 +1,18 @@
-"""Runs episodes in worker processes (`rollout.isolation: process`), with the engine of this process."""
+"""Runs episodes in worker processes, with the engine of this process."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import sys
+import tempfile
 import threading
 from collections import deque
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar
 
 from loguru import logger
@@ -16,12 +20,13 @@ from loguru import logger
 from astuner.backbone.episode_workers.fork_server import ForkServer, ForkServerJob
 from astuner.backbone.episode_workers.handle import WorkerHandle
 from astuner.backbone.episode_workers.worker import AgentJob
+from astuner.backbone.training.episode_placement import parallel_episodes, preloaded
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import is_debugged
 from astuner.errors import BackboneError, EpisodeTimeout
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner import CallSettings, ChatCodec
 from astuner.schema import Episode, WorkflowTask
 from astuner.task_rollout import RunningReport
 
@@ -31,34 +36,51 @@ T = TypeVar("T")
 # blocks its thread. It cannot do so if C code blocks the interpreter.
 _GRACE_SECONDS = 10.0
 _POLL_SECONDS = 0.5
-_PRELOADED = ("agentscope",)
 
 
 class WorkerProcessPool:
-    """Runs episodes, at most `workers` at a time, each in one of as many processes. A process that ends is replaced."""
+    """Runs episodes, at most `workers` at a time, each in one of as many processes. A process that ends is replaced.
 
-    def __init__(self, job: AgentJob, engine: LlmEngine, workers: int, deadline: float) -> None:
-        """Start the fork server, which loads the tokenizer while this process continues.
+    Attributes:
+        engine: answers the LLM calls of the episodes; set before `run`.
+        workers: the maximum number of processes.
+    """
+
+    def __init__(self, job: AgentJob, codec: ChatCodec, workers: int, preload: Sequence[str] = ()) -> None:
+        """Start the fork server.
 
         Args:
             job: the agent.
-            engine: answers the LLM calls of the episodes.
+            codec: the codec of its model.
             workers: maximum number of processes.
-            deadline: seconds after which an episode that blocks its process is ended with it.
+            preload: modules that the agent imports, which the processes share.
         """
-        self.engine = engine
-        self._workers = workers
-        self._deadline = deadline
-        preload = tuple(name for name in _PRELOADED if name in sys.modules)
-        self._job = ForkServerJob(job, engine.max_model_len, tuple(sys.path), preload)
-        self._server: ForkServer | None = None
+        self.engine: LlmEngine | None = None
+        self.workers = workers
+        self._timeouts = job.config.rollout.episode_timeout, job.config.task_judge.timeout
+        self._job = ForkServerJob(job, tuple(sys.path), tuple(preload))
+        self._codec = codec
+        self._server: ForkServer | None = ForkServer(self._job, codec)  # before any thread starts
+        self._replies: asyncio.Future[None] | None = None
         self._idle: list[WorkerHandle] = []
         self._busy: set[WorkerHandle] = set()
         self._count = 0
+        self._judging = asyncio.Semaphore(workers)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="worker-processes", daemon=True)
         self._thread.start()
-        self._call(self._running_server()).result()
+
+    def start_first(self) -> None:
+        """Start the first process, and wait until it has loaded the agent.
+
+        Raises:
+            AstunerError: it cannot load the agent, or has ended.
+        """
+
+        async def start() -> None:
+            self._idle.append(await self._free_worker())
+
+        self._call(start()).result()
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -85,6 +107,15 @@ class WorkerProcessPool:
                 yield result
         finally:
             batch.cancel()
+
+    def judge(self, tasks: Sequence[WorkflowTask], episodes: Sequence[Episode]) -> Future[list[Episode]]:
+        """Judge a group of episodes in one of the processes."""
+
+        async def judge() -> list[Episode]:
+            async with self._judging, self._worker() as worker:
+                return await worker.judge(tasks, episodes, self._deadline(self._timeouts[1]))
+
+        return self._call(judge())
 
     def reports(self) -> Sequence[RunningReport]:
         """Return the report of each process that runs an episode. Thread-safe."""
@@ -121,7 +152,7 @@ class WorkerProcessPool:
                 index, task = todo.popleft()
                 results.put((index, await self._run_episode(task, settings)))
 
-        slots = [asyncio.ensure_future(run_some()) for _ in range(min(self._workers, len(todo)))]
+        slots = [asyncio.ensure_future(run_some()) for _ in range(min(self.workers, len(todo)))]
         try:
             await asyncio.gather(*slots)
         finally:
@@ -129,21 +160,34 @@ class WorkerProcessPool:
                 slot.cancel()
 
     async def _run_episode(self, task: WorkflowTask, settings: CallSettings) -> Episode:
-        worker = await self._free_worker()
-        self._busy.add(worker)
-        is_reusable = False
-        try:
-            episode = await worker.run(task, settings, None if is_debugged() else self._deadline + _GRACE_SECONDS)
+        assert self.engine is not None
+        async with self._worker() as worker:
+            episode = await worker.run(self.engine, task, settings, self._deadline(sum(self._timeouts)))
             # What a late episode has left running, or another has changed, would disturb the next one.
-            is_harmed = episode.error_kind == EpisodeTimeout.kind or episode.process_effects
-            is_reusable = not worker.is_lost and not is_harmed
-        finally:
-            self._busy.discard(worker)
-            if is_reusable:
-                self._idle.append(worker)
-            else:
+            if episode.error_kind == EpisodeTimeout.kind or episode.process_effects:
                 worker.kill()
         return episode
+
+    @staticmethod
+    def _deadline(seconds: float) -> float | None:
+        return None if is_debugged() else seconds + _GRACE_SECONDS
+
+    @contextlib.asynccontextmanager
+    async def _worker(self) -> AsyncIterator[WorkerHandle]:
+        """Yield a process for one request. It is killed if the block raises, and kept if it can be used again."""
+        worker = await self._free_worker()
+        self._busy.add(worker)
+        try:
+            yield worker
+        except BaseException:
+            worker.kill()
+            raise
+        finally:
+            self._busy.discard(worker)
+            if worker.is_lost:
+                worker.kill()
+            else:
+                self._idle.append(worker)
 
     async def _free_worker(self) -> WorkerHandle:
         while self._idle:
@@ -155,7 +199,7 @@ class WorkerProcessPool:
             server = await self._running_server()
             self._count += 1
             try:
-                return await WorkerHandle.start(server, self.engine, self._count)
+                return await WorkerHandle.start(server, self._count)
             except BackboneError:
                 # An episode may have killed it. A process that never started a worker would fail again.
                 if not server.has_started_workers:
@@ -166,20 +210,28 @@ class WorkerProcessPool:
             logger.warning("the process that starts the episode workers has ended; it is started again")
             self._server.close()
             self._server = None
-        if self._server is None:
-            self._server = ForkServer(self._job)
-            self._replies = asyncio.ensure_future(self._server.read_replies())
+            self._replies = None
+        self._server = self._server or ForkServer(self._job, self._codec)
+        self._replies = self._replies or asyncio.ensure_future(self._server.read_replies())
         return self._server
 
 
-def in_processes(config: AstunerConfig, run_inputs: RunInputs, engine: LlmEngine, workers: int) -> WorkerProcessPool:
-    """Return a pool that runs a run's episodes in `workers` processes.
+@contextlib.contextmanager
+def started_pool(config: AstunerConfig, run_inputs: RunInputs) -> Iterator[WorkerProcessPool]:
+    """Start the pool of a run and its first process, which loads the agent; end its processes after the block.
 
     Args:
         config: the resolved configuration.
         run_inputs: the agent and its model.
-        engine: answers the LLM calls of the episodes.
-        workers: maximum number of processes.
+
+    Raises:
+        AstunerError: the agent cannot be loaded.
     """
-    deadline = config.rollout.episode_timeout + config.task_judge.timeout
-    return WorkerProcessPool(AgentJob.of(config, run_inputs), engine, workers, deadline)
+    with tempfile.TemporaryDirectory(prefix="astuner-limits-") as limits:
+        job = replace(AgentJob.of(config, run_inputs), limits=Path(limits))
+        pool = WorkerProcessPool(job, run_inputs.codec, parallel_episodes(config), preloaded(config, run_inputs.search))
+        try:
+            pool.start_first()
+            yield pool
+        finally:
+            pool.close()

@@ -1,4 +1,4 @@
-"""A process that runs episodes, one at a time, for `rollout.isolation: process`.
+"""A process that runs episodes, one at a time.
 
 The workflow and the judge run here. LLM calls go through a socket to the main process, which has the engine. A frame of
 the socket is its length (4 bytes, big-endian) and a pickled message.
@@ -15,9 +15,10 @@ import pickle
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,6 +31,7 @@ from astuner.errors import AstunerError, describe_error
 from astuner.model_tuner import CallSettings, ChatCodec
 from astuner.processes.episode_processes import end_all_episodes
 from astuner.schema import Completion, Episode, LlmCall, SamplingParams, WorkflowTask
+from astuner.system.forking import name_process
 from astuner.task_rollout import RunningReport
 
 # If memory runs out, the kernel kills this process before the main process, which has the model.
@@ -40,11 +42,26 @@ DISCONNECTED = 113
 
 @dataclass(frozen=True)
 class RunEpisode:
-    """To the worker: run an episode with the engine's weights of version `policy_version`."""
+    """To the worker: run an episode.
+
+    Attributes:
+        task, settings: of the episode.
+        policy_version: version of the engine's weights.
+        max_model_len: maximum number of tokens of a request to the engine.
+    """
 
     task: WorkflowTask
     settings: CallSettings
     policy_version: int
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class JudgeGroup:
+    """To the worker: judge the episodes of one task, each with its task."""
+
+    tasks: Sequence[WorkflowTask]
+    episodes: Sequence[Episode]
 
 
 @dataclass(frozen=True)
@@ -90,22 +107,22 @@ class WorkerReady:
 
 
 @dataclass(frozen=True)
-class EpisodeEnded:
-    """From the worker: the episode has ended.
+class EpisodesEnded:
+    """From the worker: the episode of `RunEpisode` has ended, or those of `JudgeGroup` are judged.
 
     Attributes:
-        episode: the episode; None if the user quit the debugger, or astuner failed.
+        episodes: the episodes; none if the user quit the debugger, or astuner failed.
         reached: the tags of the `bp(tag)` calls that the process has reached.
         error: the traceback of a failure of astuner.
     """
 
-    episode: Episode | None
+    episodes: Sequence[Episode]
     reached: frozenset[str]
     error: str | None = None
 
 
-ToWorker = RunEpisode | ReportRequest | GenerateAnswer
-FromWorker = WorkerReady | GenerateRequest | GenerateCancelled | LlmCall | LogRecord | RunningReport | EpisodeEnded
+ToWorker = RunEpisode | JudgeGroup | ReportRequest | GenerateAnswer
+FromWorker = WorkerReady | GenerateRequest | GenerateCancelled | LlmCall | LogRecord | RunningReport | EpisodesEnded
 
 
 class _MainProcess:
@@ -153,8 +170,8 @@ class _MainProcess:
 class EngineClient:
     """The `LlmEngine` of a worker process: the engine of the main process."""
 
-    def __init__(self, main_process: _MainProcess, max_model_len: int) -> None:
-        self.max_model_len = max_model_len
+    def __init__(self, main_process: _MainProcess) -> None:
+        self.max_model_len = 0
         self.policy_version = 0
         self._main_process = main_process
         self._numbers = itertools.count()
@@ -192,20 +209,19 @@ def _settle(future: asyncio.Future[Completion], result: Completion | AstunerErro
         future.set_result(result)
 
 
-def serve(job: AgentJob, codec: ChatCodec, max_model_len: int, connection: int, crash_file: int) -> NoReturn:
+def serve(job: AgentJob, codec: ChatCodec, connection: int, crash_file: int) -> NoReturn:
     """Run episodes until the main process closes the connection, then end this process.
 
     Args:
         job: the agent.
         codec: the codec of the run's model.
-        max_model_len: of the engine.
         connection: descriptor of the socket.
         crash_file: descriptor of a file for the stacks of all threads. They are written if a signal such as SIGSEGV
             ends the process, and on SIGUSR1, even while C code blocks the interpreter.
     """
     _prepare_process(crash_file)
     main_process = _MainProcess(Connection(connection))
-    engine = EngineClient(main_process, max_model_len)
+    engine = EngineClient(main_process)
     try:
         worker = _load(job, engine, codec, main_process)
         if worker is not None:
@@ -220,6 +236,7 @@ def serve(job: AgentJob, codec: ChatCodec, max_model_len: int, connection: int, 
 
 
 def _prepare_process(crash_file: int) -> None:
+    name_process("astuner-worker")
     os.setsid()  # signals to the process group of an episode reach this process only
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -228,9 +245,9 @@ def _prepare_process(crash_file: int) -> None:
     faulthandler.enable(crash_file)
     faulthandler.register(signal.SIGUSR1, crash_file)
     # A fork has its parent's random state. Python gives its own generator a new one.
-    numpy: Any = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    random: Any = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()
     sys.breakpointhook = _reject_breakpoint
 
 
@@ -260,44 +277,50 @@ def _serve_requests(worker: EpisodeWorker, engine: EngineClient, main_process: _
     while True:
         match main_process.receive():
             case RunEpisode() as request:
-                engine.policy_version = request.policy_version
-                episodes.submit(_run_episode, worker, request, main_process)
+                engine.policy_version, engine.max_model_len = request.policy_version, request.max_model_len
+                episodes.submit(_run, partial(worker.run_episode, request.task, request.settings), main_process)
+            case JudgeGroup() as group:
+                episodes.submit(_run, partial(worker.judge_group, group.tasks, group.episodes), main_process)
             case GenerateAnswer() as answer:
                 engine.set_result(answer)
             case ReportRequest():
                 main_process.send(worker.report())
 
 
-def _run_episode(worker: EpisodeWorker, request: RunEpisode, main_process: _MainProcess) -> None:
+def _run(run: Callable[[], Episode | list[Episode]], main_process: _MainProcess) -> None:
     try:
-        episode = worker.run_episode(request.task, request.settings)
+        result = run()
     except DebuggerQuit:
-        main_process.send(EpisodeEnded(None, reached_tags()))
+        main_process.send(EpisodesEnded((), reached_tags()))
         return
     # Any exception must reach the main process, which would wait otherwise.
     except BaseException as error:
-        main_process.send(EpisodeEnded(None, reached_tags(), describe_error(error)))
+        main_process.send(EpisodesEnded((), reached_tags(), describe_error(error)))
         return
     _flush()
+    episodes = result if isinstance(result, list) else [result]
     try:
-        main_process.send(EpisodeEnded(episode, reached_tags()))
+        main_process.send(EpisodesEnded(episodes, reached_tags()))
     except Exception as error:  # objects of the user's code raise errors of any type when they are pickled
         text = f"the record of the episode cannot be sent to the main process: {describe_error(error)}"
-        lost = replace(
-            episode,
-            status="failed",
-            reward=None,
-            is_success=None,
-            agent_rewards={},
-            calls=(),
-            samples=(),
-            metadata={},
-            log_metrics={},
-            judgement=None,
-            error_kind="workflow",
-            error=text,
-        )
-        main_process.send(EpisodeEnded(lost, reached_tags()))
+        main_process.send(EpisodesEnded([_without_record(episode, text) for episode in episodes], reached_tags()))
+
+
+def _without_record(episode: Episode, error: str) -> Episode:
+    return replace(
+        episode,
+        status="failed",
+        reward=None,
+        is_success=None,
+        agent_rewards={},
+        calls=(),
+        samples=(),
+        metadata={},
+        log_metrics={},
+        judgement=None,
+        error_kind="workflow",
+        error=error,
+    )
 
 
 def _flush() -> None:

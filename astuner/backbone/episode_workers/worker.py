@@ -17,6 +17,7 @@ from astuner.backbone.training.run_inputs import RunInputs, load_agent_inputs
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import Breakpoints, active_breakpoints, reached_tags, set_breakpoints
 from astuner.env_service.addresses import EnvServiceAddress
+from astuner.helper_llm.shared import share_limits
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec
 from astuner.run_record.jsonable import to_jsonable
@@ -45,6 +46,7 @@ class AgentJob:
         breakpoints: the breakpoints of `--db`.
         env_services: the environment services by their addresses as configured.
         rubrics: the learned rubrics of the judge; None if it has none.
+        limits: folder of the limits that this process shares with others (see `share_limits`); None if it shares none.
     """
 
     config: AstunerConfig
@@ -54,6 +56,7 @@ class AgentJob:
     breakpoints: Breakpoints
     env_services: Mapping[str, EnvServiceAddress] = field(default_factory=dict, kw_only=True)
     rubrics: Rubrics | None = field(default=None, kw_only=True)
+    limits: Path | None = field(default=None, kw_only=True)
 
     @staticmethod
     def of(config: AstunerConfig, run_inputs: RunInputs, model_path: str | None = None) -> AgentJob:
@@ -119,6 +122,7 @@ class EpisodeWorker:
         with contextlib.suppress(OSError):
             os.chdir(job.folder)
         set_breakpoints(job.breakpoints)
+        share_limits(job.limits)
         run_inputs = load_agent_inputs(job.config, job.search, job.model_path, codec, job.env_services, job.rubrics)
         self._running = ActiveEpisodes()
         self._rollout = run_inputs.rollout(job.config, engine, self._running, on_call)
@@ -138,6 +142,10 @@ class EpisodeWorker:
     def run_episode(self, task: WorkflowTask, settings: CallSettings) -> Episode:
         """Run one episode in this thread, once."""
         return _portable(self._rollout.run_episode(task, settings))
+
+    def judge_group(self, tasks: Sequence[WorkflowTask], episodes: Sequence[Episode]) -> list[Episode]:
+        """Judge the episodes of one task, in this thread."""
+        return [_portable(episode) for episode in self._rollout.judge_group(tasks, episodes)]
 
     def run_episodes(self, request: BatchRequest) -> Iterator[WorkerEvent]:
         """Run episodes. Yield finished episodes, log records, and at the end failed attempts of retried episodes."""

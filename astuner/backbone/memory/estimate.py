@@ -17,6 +17,7 @@ import psutil
 import torch
 
 from astuner.backbone.base import MemoryEstimate, MemoryPart
+from astuner.backbone.training.episode_placement import uses_workers
 from astuner.backbone.training.lora import with_lora
 from astuner.backbone.training.run_inputs import RunInputs, validation_repeats
 from astuner.config.conditions import uses_starting_model
@@ -330,7 +331,7 @@ def process_parts(config: AstunerConfig, batch: BatchShape, device: torch.device
         MemoryPart("Python, libraries and tasks", libraries, "use a machine with more memory"),
         MemoryPart("episodes", batch.episodes * (_EPISODE + _EPISODE_TOKEN * tokens), fix),
     ]
-    if config.rollout.isolation == "process" and config.backbone in ("local", "debug") and batch.concurrent:
+    if uses_workers(config) and batch.concurrent:
         size = _FORK_SERVER + batch.concurrent * _EPISODE_PROCESS
         parts.append(MemoryPart("episode workers", size, "lower rollout.max_env_worker, or use isolation: thread"))
     return parts

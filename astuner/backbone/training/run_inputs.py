@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from astuner.backbone.training.episode_placement import has_agent, parallel_episodes, runs_inline, uses_workers
 from astuner.backbone.training.model_folder import local_model, model_path
 from astuner.backbone.training.task_files import check_tasks_named, with_task_files
 from astuner.config.agent_loop import SUMMARY_TARGET
@@ -16,7 +17,6 @@ from astuner.config.distillation import TEACHER_KEY, teacher_folder
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig
 from astuner.config.services import api_key
-from astuner.debugging.breakpoints import has_breakpoints
 from astuner.doors import through_door
 from astuner.env_service.addresses import EnvServiceAddress, service_address
 from astuner.env_service.episodes import EpisodeEnvironments
@@ -33,7 +33,7 @@ from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.loading import judge_paths, make_judge
 from astuner.task_reader import read_tasks
 from astuner.task_reader.dataset_file import check_files
-from astuner.task_rollout import ActiveEpisodes, TaskRollout
+from astuner.task_rollout import ActiveEpisodes, TaskRollout, WorkerProcesses
 from astuner.task_runner import TaskRunner
 from astuner.tools import sandbox_agentscope
 from astuner.workflow import Workflow, load_workflow
@@ -41,6 +41,11 @@ from astuner.workflow import Workflow, load_workflow
 if TYPE_CHECKING:
     from astuner.diagnostics import Monitor
     from astuner.task_judge.rubrics_auto_grader import Rubrics
+
+_NO_AGENT = (
+    "rollout.agentscope_workflow is not set; set it to the agent, `package.module->Name`, or set workflow.command to "
+    "the command line of a program, or rollout.use_agentscope_protocol to False"
+)
 
 
 @dataclass(frozen=True)
@@ -52,12 +57,14 @@ class RunInputs:
         model_path: a local folder or a Hugging Face name.
         tokenizer: the tokenizer of that model.
         codec: converts messages to token ids and back.
-        workflow: returns a new workflow; None for supervised training.
-        judge: the judge; None if the workflow returns its reward.
+        workflow: returns a new workflow; None for supervised training, and in the main process of a run whose worker
+            processes load it.
+        judge: the judge; None if the workflow returns its reward, and where `workflow` is None.
         search: absolute folders that are searched for the user's code and for relative paths.
         env_services: the environment services by their addresses as configured.
         rubrics: the learned rubrics of the judge; None if it has none.
         teacher_path: the folder or Hugging Face name of the teacher's model; None without one.
+        workers: the processes that run the episodes; None if this process does, or those of Ray do.
     """
 
     tasks: TaskSet
@@ -70,6 +77,7 @@ class RunInputs:
     env_services: Mapping[str, EnvServiceAddress] = field(default_factory=dict)
     rubrics: Rubrics | None = None
     teacher_path: str | None = None
+    workers: WorkerProcesses | None = None
 
     def monitor(self, config: AstunerConfig, record: Callable[[RunFinding], None], *, trains: bool) -> Monitor:
         """Return the monitor of a run, which gives its findings to `record`.
@@ -100,10 +108,7 @@ class RunInputs:
             on_call: called with each finished LLM call, in the thread of its episode.
         """
         if self.workflow is None:
-            raise ConfigError(
-                "rollout.agentscope_workflow is not set; set it to the agent, `package.module->Name`, or set "
-                "workflow.command to the command line of a program, or rollout.use_agentscope_protocol to False"
-            )
+            raise ConfigError(_NO_AGENT)
         runner = TaskRunner(
             workflow=self.workflow,
             judge=self.judge,
@@ -122,10 +127,9 @@ class RunInputs:
             environments=EpisodeEnvironments(self.env_services),
         )
         sandbox_agentscope(enabled=config.rollout.sandbox)
-        is_debug = config.backbone == "debug"
         return TaskRollout(
             runner,
-            workers=config.debug.debug_max_parallel if is_debug else config.rollout.max_env_worker,
+            workers=parallel_episodes(config),
             max_retries=config.rollout.max_retries,
             in_main_thread=runs_inline(config),
             running=active_episodes,
@@ -184,7 +188,10 @@ def load_run_inputs(
         AstunerError: an input cannot be loaded.
     """
     search = (Path.cwd(), config_dir.absolute())
-    workflow, judge = _load_agent(config, search)
+    in_workers = uses_workers(config)
+    if in_workers and not has_agent(config):
+        raise ConfigError(_NO_AGENT)
+    workflow, judge = (None, None) if in_workers else _load_agent(config, search)
     supervised = config.trainer_common.algorithm.adv_estimator == "sft"
     reader = with_task_files(config.task_reader, transcripts=supervised, base_dir=config_dir, search=search)
     tasks = read_tasks(reader, base_dir=config_dir, search=search, transcripts=supervised, env_service=env_service)
@@ -206,7 +213,7 @@ def load_run_inputs(
     rubrics = None
     if config.task_judge.learns_rubrics and not supervised:
         rubrics = load_rubrics(config, config_dir, search, env_service)
-        judge = through_door("judge", "rubrics_grader")(config.task_judge, rubrics)
+        judge = None if in_workers else through_door("judge", "rubrics_grader")(config.task_judge, rubrics)
     return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services, rubrics, teacher_path)
 
 
@@ -318,12 +325,6 @@ def _load_agent(
     if config.task_judge.judge_protocol and not config.task_judge.learns_rubrics:
         judge = make_judge(config.task_judge.judge_protocol, config.task_judge, config.task_judge.params, search)
     return workflow, judge
-
-
-def runs_inline(config: AstunerConfig) -> bool:
-    """Return whether episodes run one at a time in the main thread, so that a debugger stops the whole run."""
-    is_one = config.debug.debug_max_parallel == 1 and config.rollout.isolation == "thread"
-    return config.backbone == "debug" and (has_breakpoints() or is_one)
 
 
 # verl and trinity divide all logits of a batch by one temperature. Their vLLM servers return logprobs after

@@ -98,6 +98,9 @@ class _EnvironmentWatch:
             for listener in self._listeners:
                 listener(sorted(self._secrets_seen))
 
+    def stop_listening(self) -> None:
+        self._listeners.clear()
+
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
         self.redactor()
@@ -112,6 +115,11 @@ class _EnvironmentWatch:
 
 
 _watch = _EnvironmentWatch()
+
+
+def stop_listening() -> None:
+    """Call no listener any more, in a process that was forked from the one whose listeners they are."""
+    _watch.stop_listening()
 
 
 def listening_for_secrets(listener: Listener) -> AbstractContextManager[None]:
