@@ -193,10 +193,9 @@ class ForkServer:
         replies, replies_end = os.pipe()
         self._replies = os.fdopen(replies, "rb")
         with requests:
-            if _can_fork():
-                self._pid = _forked(job, codec, requests, replies_end)
-            else:
-                self._pid = _spawned(job, requests, replies_end)
+            forks = _can_fork()
+            pid = _forked(job, codec, requests, replies_end) if forks else _spawned(job, requests, replies_end)
+        self._process = psutil.Process(pid)  # before anything else can wait for it
         os.close(replies_end)
         self.has_ended = False
         self.has_started_workers = False
@@ -258,12 +257,11 @@ class ForkServer:
     def close(self) -> None:
         """End the workers and the process, and wait for it."""
         self._requests.close()
-        process = psutil.Process(self._pid)
         try:
-            process.wait(_EXIT_SECONDS)
+            self._process.wait(_EXIT_SECONDS)
         except psutil.TimeoutExpired:
-            process.kill()
-            process.wait()
+            self._process.kill()
+            self._process.wait()
 
 
 if __name__ == "__main__":
