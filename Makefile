@@ -20,7 +20,7 @@ generated:  ## write the default YAML and the docs' key tables from the configur
 	python -m astuner.algorithms.docs_table docs/en/algorithms.md
 
 results:  ## write the page of the published results and its pictures from docs/results
-	python -m astuner.analysis.benchmark.results_page docs
+	python -m astuner.analysis.benchmark.report docs
 
 locks:  ## resolve the lock files of the backbones' environments again; ARGS="--upgrade verl-cpu" selects which and how
 	python -m astuner.installer.locking $(ARGS)

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from astuner.analysis.benchmark import read_results
+from astuner.analysis.benchmark.results import read_results
 from astuner.errors import RecordError
 
 # Equal seeds sample equal tasks and episodes, so that runs of equal versions differ by rounding only: a token that is

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from astuner.model_tuner import ModelTuner
     from astuner.schema import AgentStep, WorkflowOutput, WorkflowTask
     from astuner.workflow import Workflow
-    from astuner.workflows.agent_loop.rewards import discounted_returns
+    from astuner.workflows.agent_loop.workflow import discounted_returns
 
 __all__ = [
     "AgentStep",
@@ -47,7 +47,7 @@ _MODULES = {
     "WorkflowOutput": "astuner.schema",
     "WorkflowTask": "astuner.schema",
     "bp": "astuner.debugging.breakpoints",
-    "discounted_returns": "astuner.workflows.agent_loop.rewards",
+    "discounted_returns": "astuner.workflows.agent_loop.workflow",
 }
 
 __getattr__ = lazy_names(__name__, _MODULES)

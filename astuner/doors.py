@@ -19,20 +19,20 @@ DOORS: Mapping[str, Mapping[str, str]] = {
     },
     "command": {
         "bench": "astuner.cli.bench:bench",
-        "bisect": "astuner.cli.repeat:bisect",
-        "chat": "astuner.cli.chat:chat",
-        "check": "astuner.cli.check:check",
-        "completion": "astuner.cli.completion:completion",
-        "doctor": "astuner.cli.install:doctor",
+        "bisect": "astuner.cli.show:bisect",
+        "chat": "astuner.cli.serve:chat",
+        "check": "astuner.cli.setup:check",
+        "completion": "astuner.cli.setup:completion",
+        "doctor": "astuner.cli.setup:doctor",
         "env": "astuner.cli.env:env",
         "explain": "astuner.cli.show:explain",
         "export": "astuner.cli.show:export",
         "generate": "astuner.cli.data:generate",
-        "init": "astuner.cli.init:init",
-        "install": "astuner.cli.install:install",
-        "replay": "astuner.cli.repeat:replay",
-        "rescore": "astuner.cli.rescore:rescore",
-        "runs": "astuner.cli.runs:runs",
+        "init": "astuner.cli.setup:init",
+        "install": "astuner.cli.setup:install",
+        "replay": "astuner.cli.show:replay",
+        "rescore": "astuner.cli.show:rescore",
+        "runs": "astuner.cli.show:runs",
         "serve": "astuner.cli.serve:serve",
         "serve-tinker": "astuner.cli.serve:serve_tinker",
         "stop-engine": "astuner.cli.serve:stop_engine",
@@ -40,13 +40,13 @@ DOORS: Mapping[str, Mapping[str, str]] = {
         "view": "astuner.cli.show:view",
     },
     "workflow": {
-        "command": "astuner.workflows.command:command_workflow",
+        "command": "astuner.workflows.command.workflow:command_workflow",
         "environment": "astuner.workflows.agent_loop:environment_workflow",
     },
     "tasks": {
         "data_generation": "astuner.task_sources.data_generation:generation_files",
         "env_service": "astuner.task_reader.env_service:env_splits",
-        "feedback_tracing": "astuner.task_sources.tracing:tracing_files",
+        "feedback_tracing": "astuner.task_sources.tracing.convert:tracing_files",
         "filters": "astuner.task_reader.filters:apply_filters",
         "huggingface_dat_repo": "astuner.task_reader.huggingface_dat_repo:repo_splits",
     },
@@ -56,7 +56,7 @@ DOORS: Mapping[str, Mapping[str, str]] = {
     },
     "engine": {
         "completions": "astuner.llm_engine.completions:CompletionsEngine",
-        "vllm": "astuner.llm_engine.vllm_server.engine:vllm_engine",
+        "vllm": "astuner.llm_engine.vllm_server.vllm_process:vllm_engine",
     },
     "installed": {"enter": "astuner.installer.reexec:enter_environment"},
     "ray": {
@@ -76,22 +76,22 @@ DOORS: Mapping[str, Mapping[str, str]] = {
         "debug": "astuner.backbone.debug.memory:estimate_memory",
         "local": "astuner.backbone.local.memory:estimate_training_memory",
     },
-    "episodes": {"processes": "astuner.backbone.episode_workers.pool:started_pool"},
+    "episodes": {
+        "here": "astuner.backbone.training.agent:load_agent",
+        "job": "astuner.backbone.episode_workers.messages:AgentJob",
+        "processes": "astuner.backbone.episode_workers.pool:started_pool",
+    },
     "environment": {"client": "astuner.env_service.client:EnvServiceClient"},
     "diagnostics": {
         "logprob_gap": "astuner.diagnostics.logprob_gap:explain_logprob_gap",
-        "monitor": "astuner.diagnostics:Monitor",
+        "monitor": "astuner.diagnostics.monitor:Monitor",
     },
 }
 """By kind and name: `module:object` of an optional part."""
 
 
 def through_door(kind: str, name: str) -> Any:
-    """Import an optional part and return its object.
-
-    Args:
-        kind: a key of `DOORS`.
-        name: a key of that kind.
+    """Import the optional part `DOORS[kind][name]` and return its object.
 
     Raises:
         KeyError: there is no such part.
@@ -102,12 +102,7 @@ def through_door(kind: str, name: str) -> Any:
 
 
 def lazy_names(package: str, modules: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package that imports its public names on first use (PEP 562).
-
-    Args:
-        package: the package's name.
-        modules: by public name, the module that defines it.
-    """
+    """Return a package's `__getattr__` (PEP 562), which imports a public name from its module on first use."""
 
     def get(name: str) -> Any:
         if name not in modules:

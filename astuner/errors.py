@@ -32,7 +32,10 @@ import re
 import reprlib
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 _MAX_MESSAGE = 2000
 _MAX_REPR = 300
@@ -228,15 +231,17 @@ class UnsupportedParameterError(InvalidRequestError):
 
     kind = "unsupported_parameter"
 
-    def __init__(self, message: str, name: str) -> None:
-        super().__init__(message, name)
-
 
 def shorten(text: str, limit: int = 200) -> str:
     """Return a text for a message; if it is longer than `limit`, its beginning, its end and its length."""
     if len(text) <= limit:
         return text
     return f"{text[: limit // 2]}… ({len(text):,} characters) …{text[-limit // 4 :]}"
+
+
+def counted(number: float, noun: str) -> str:
+    """Return a whole number with its noun, for example `1,234 episodes`."""
+    return f"{number:,.0f} {noun}" + ("" if number == 1 else "s")
 
 
 def did_you_mean(
@@ -272,7 +277,13 @@ def first_line(error: BaseException) -> str:
 
 
 # The objects below come from the user's code. Their methods may raise anything, such as SystemExit, or return instances
-# of subclasses of `str`. `isinstance` would read their `__class__`.
+# of `str` subclasses. `isinstance` would read their `__class__`.
+
+
+def field_problems(error: ValidationError, whole: str = "") -> list[str]:
+    """Return the problems that pydantic has found, as `field: message`; `whole` names the value itself."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
+    return [f"{'.'.join(map(str, problem['loc'])) or whole}: {problem['msg']}" for problem in problems]
 
 
 def message_of(error: BaseException) -> str:
@@ -344,7 +355,7 @@ def text_of(value: object, convert: Callable[[Any], str] = str) -> str:
 def without_variable_parts(message: str) -> str:
     """Return an error message with `#` for its numbers, ids, addresses and paths that have digits.
 
-    Two messages with the same result belong to one group. Lists of such parts of any length become one `#`.
+    Two messages with the same result belong to one group. Lists of such parts, however long, become one `#`.
     """
 
     def replace(word: re.Match[str]) -> str:

@@ -12,10 +12,9 @@ from typing import Any, Self
 
 from loguru import logger
 
-from astuner.config.backbone_choice import check_gpus, choose_backbone
-from astuner.config.loading import check_config, load_config, resolve_names, with_values
+from astuner.config.loading import check_config, check_gpus, choose_backbone, load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
-from astuner.config.to_yaml import secret_keys, to_yaml
+from astuner.config.yaml_file import secret_keys, to_yaml
 from astuner.errors import AstunerError, ConfigError, PluginError, short_repr
 from astuner.plugin import load_object
 from astuner.run_record.summary import RunSummary
@@ -72,7 +71,7 @@ class AstunerJob:
             model: local folder or Hugging Face name.
             backbone: auto, debug, local, trinity or verl; auto is trinity with two or more GPUs, and local otherwise.
             project_name: name of the project.
-            experiment_name: name of the run and of its record; read_yaml_name is the name of the YAML file that the
+            experiment_name: name of the run and its record; read_yaml_name is the name of the YAML file that the
                 job was dumped to or loaded from, or else the workflow's: MathAgent gives math_agent.
             settings: other keys, with dots written as double underscores: `trainer_common__optim__lr=1e-5`.
 
@@ -173,11 +172,7 @@ class AstunerJob:
         """Write the configuration as a YAML file for `astuner --conf` and `load_job_from_yaml`.
 
         `tune` then does what `astuner --conf` does with that file. Secrets, such as API keys, are written as
-        `[redacted]`, with a warning that names their keys.
-
-        Args:
-            path: the file.
-            full: whether keys at their defaults are written, too.
+        `[redacted]`, with a warning that names their keys. With `full`, keys at their defaults are written, too.
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -241,9 +236,7 @@ class AstunerJob:
 def _path_of(value: object, base: type) -> str:
     """Return `package.module->Name`; for a name of the running script, with the script's file as the module.
 
-    Args:
-        value: such a path, a subclass of `base`, or, for workflows, a function.
-        base: the base class.
+    The value is such a path, a subclass of `base`, or, for workflows, a function.
 
     Raises:
         ConfigError: the class does not derive from `base`, or the YAML cannot name the value.

@@ -22,8 +22,6 @@ from typing import Any, TypeVar
 from astuner.debugging.tracebacks import traceback_of
 from astuner.errors import PluginError, did_you_mean, short_repr
 
-__all__ = ["describe", "load_class", "load_function", "load_object", "raised_at", "reject_missing", "subclass_at"]
-
 T = TypeVar("T")
 
 
@@ -43,11 +41,7 @@ def load_class(path: str, base: type[T], *, search: Sequence[Path] = ()) -> type
 
 
 def subclass_at(path: str, value: object, base: type[T]) -> type[T]:
-    """Return `value`, the object at `path`, if it is a concrete subclass of `base`.
-
-    Raises:
-        PluginError: If it is not.
-    """
+    """Return `value`, the object at `path`, if it is a concrete subclass of `base`; `PluginError` if it is not."""
     expected = f"{base.__module__}.{base.__qualname__}"
     if not isinstance(value, type):
         raise PluginError(f"`{path}` is {describe(value)}; expected a class that derives from {expected}.")
@@ -92,11 +86,9 @@ def load_object(path: str, *, search: Sequence[Path] = ()) -> object:
 
 
 def imported_packages(path: str, search: Sequence[Path] = ()) -> list[str]:
-    """Return the installed modules that the module at `path` imports at its top level, without importing it.
+    """Return what the module at `path` imports from installed packages at its top level, without importing it.
 
-    Args:
-        path: as for `load_class`.
-        search: as for `load_class`.
+    Each is the name of a module, or `module:name` (see `pkgutil.resolve_name`).
     """
     module = path.partition("->")[0].strip()
     if (file := _file_of(module, [Path(folder).resolve() for folder in search])) is None:
@@ -110,19 +102,21 @@ def imported_packages(path: str, search: Sequence[Path] = ()) -> list[str]:
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.append(node.module)
-    return [name for name in names if _is_installed(name.partition(".")[0])]
+            names += [node.module if alias.name == "*" else f"{node.module}:{alias.name}" for alias in node.names]
+    return [name for name in names if _is_installed(re.split("[.:]", name)[0])]
 
 
 def _is_installed(package: str) -> bool:
     if package in sys.stdlib_module_names:
         return False
+    if package == "astuner":  # even if it is not
+        return True
     spec = PathFinder.find_spec(package)
     return spec is not None and "-packages" in Path(spec.origin or "").parent.as_posix()
 
 
 def _file_of(module: str, folders: Sequence[Path]) -> Path | None:
-    """Return the file of a module of the user, which is `package.module` or a path; None if there is none."""
+    """Return the file of a user's module, which is `package.module` or a path; None if there is none."""
     if module.endswith(".py") or "/" in module:
         candidates = (folder / Path(module).expanduser() for folder in folders)
         return next((candidate for candidate in candidates if candidate.is_file()), None)
@@ -253,7 +247,7 @@ def _import_file(path: str, dotted: str, file: Path, folder: Path, folders: list
     # After the standard library, whose modules keep their names, and before the installed packages.
     packages = [i for i, entry in enumerate(sys.path) if entry.endswith(("site-packages", "dist-packages"))]
     position = packages[0] if packages else len(sys.path)
-    present = {Path(entry).resolve() for entry in sys.path}
+    present = {Path(entry).resolve() for entry in sys.path[:position]}  # an editable install comes after the packages
     sys.path[position:position] = [str(new) for new in dict.fromkeys([folder, *folders]) if new not in present]
     _prefer_folder(dotted.partition(".")[0], folder, folders)
     try:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Workflow(ABC):
     """Base class of the agent programs to tune; subclasses implement `execute`.
 
-    Each episode has its own instance, so attributes of `self` can hold the state of the episode.
+    Each episode has its own instance, so attributes of `self` can hold the episode's state.
 
     Attributes:
         name: a name of the workflow.
@@ -52,11 +52,7 @@ class FunctionWorkflow(Workflow):
         self._function = function
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        """Run one episode.
-
-        Raises:
-            WorkflowError: the function returned neither a finite number nor a `WorkflowOutput`.
-        """
+        """Run one episode; `WorkflowError` if the function returned neither a finite number nor a `WorkflowOutput`."""
         returned: object = self._function(workflow_task, model_tuner)
         if not isinstance(returned, Awaitable):
             name = _name(self._function)
@@ -84,11 +80,9 @@ def wrong_output(function: str, expected: str, output: object) -> WorkflowError:
 
 
 def load_workflow(path: str, *, search: Sequence[Path] = ()) -> Callable[[], Workflow]:
-    """Return a function that creates the workflow of an episode.
+    """Return a function that creates an episode's workflow from a path, as for `load_class`.
 
-    Args:
-        path: `package.module->Name` or `some/file.py->Name` of a `Workflow` class or of an async function.
-        search: folders to search before the installed modules, in this order.
+    The path names a `Workflow` class or an async function.
 
     Raises:
         PluginError: the path cannot be loaded, or names something else.

@@ -1,7 +1,7 @@
-"""Measure what `rollout.isolation: process` costs, compared with threads.
+"""Measure what worker processes cost, compared with episodes one after another in the main thread.
 
-The engine returns a fixed answer at once, so that only the cost of an episode itself is measured. Batches with threads
-and with processes alternate. Each pair gives a ratio; the median over the pairs is reported. Memory is that of one
+The engine returns a fixed answer at once, so that only the cost of an episode itself is measured. Batches in the main
+thread and in processes alternate. Each pair gives a ratio; the median over the pairs is reported. Memory is that of one
 worker after its episodes: USS, which the worker alone has, and PSS, which includes its share of common pages.
 
 Prints one line of JSON: milliseconds of an episode, seconds until the first worker is ready (the fork server's imports
@@ -30,11 +30,11 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from astuner import AstunerJob  # noqa: E402
-from astuner.backbone.episode_workers.rollout import make_rollout, with_workers  # noqa: E402
-from astuner.backbone.training.run_inputs import load_agent_inputs  # noqa: E402
+from astuner.backbone.episode_workers.rollout import make_rollout, with_episodes  # noqa: E402
+from astuner.backbone.training.run_inputs import RunInputs  # noqa: E402
 from astuner.llm_engine.scripted import ScriptedEngine  # noqa: E402
-from astuner.model_tuner import CallSettings  # noqa: E402
-from astuner.schema import Task  # noqa: E402
+from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer  # noqa: E402
+from astuner.schema import Task, TaskSet  # noqa: E402
 from astuner.task_rollout import ActiveEpisodes, BatchRequest, TaskRollout  # noqa: E402
 from tutorial.tiny_tokenizer import build_tokenizer  # noqa: E402
 
@@ -47,21 +47,18 @@ def request(episodes: int, step: int) -> BatchRequest:
 
 
 @contextmanager
-def started_rollout(folder: Path, isolation: str, workers: int) -> Iterator[TaskRollout]:
+def started_rollout(folder: Path, workers: int) -> Iterator[TaskRollout]:
+    """Yield a rollout in worker processes; with 1 worker, one in this thread, as for a debugger."""
     job = AstunerJob(
-        algorithm="grpo",
-        model=folder,
-        backbone="local",
-        model__renderer="qwen3",
-        rollout__isolation=isolation,
-        rollout__max_env_worker=workers,
+        algorithm="grpo", model=folder, backbone="debug", model__renderer="qwen3", debug__debug_max_parallel=workers
     )
     config = job.set_workflow(f"{AGENT}->TwoCalls").set_data("file", "unused.jsonl").config.astuner
-    inputs = load_agent_inputs(config, (ROOT,), str(folder))
-    ids = inputs.tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
+    tokenizer = load_tokenizer(str(folder))
+    inputs = RunInputs(TaskSet((), ()), str(folder), tokenizer, ChatCodec(tokenizer, "qwen3"), (ROOT,))
+    ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
     engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=512)
     with (
-        with_workers(config, inputs) as started,
+        with_episodes(config, inputs) as started,
         closing(make_rollout(config, started, engine, ActiveEpisodes())) as rollout,
     ):
         yield rollout
@@ -86,23 +83,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         build_tokenizer(texts, context=512).save_pretrained(folder)
-        with started_rollout(folder, "thread", args.workers) as threads:
-            seconds(threads, args.episodes, 0)
+        with started_rollout(folder, 1) as inline:
+            seconds(inline, args.episodes, 0)
             started = time.perf_counter()
-            with started_rollout(folder, "process", args.workers) as processes:
+            with started_rollout(folder, args.workers) as processes:
                 seconds(processes, 1, 0)
                 first = time.perf_counter() - started
                 further, pids = seconds(processes, args.workers, 0)
                 times = [
-                    (seconds(threads, args.episodes, step)[0], seconds(processes, args.episodes, step)[0])
+                    (seconds(inline, args.episodes, step)[0], seconds(processes, args.episodes, step)[0])
                     for step in range(1, args.pairs + 1)
                 ]
                 memory = [psutil.Process(pid).memory_full_info() for pid in pids]
-    in_thread, in_process = ([pair[side] / args.episodes * 1000 for pair in times] for side in (0, 1))
+    inline_ms, process_ms = ([pair[side] / args.episodes * 1000 for pair in times] for side in (0, 1))
     report = {
-        "episode_ms_thread": round(statistics.median(in_thread), 2),
-        "episode_ms_process": round(statistics.median(in_process), 2),
-        "ratio_process_to_thread": round(statistics.median(b / a for a, b in times), 2),
+        "episode_ms_inline": round(statistics.median(inline_ms), 2),
+        "episode_ms_process": round(statistics.median(process_ms), 2),
+        "ratio_process_to_inline": round(statistics.median(b / a for a, b in times), 2),
         "first_worker_seconds": round(first, 2),
         "further_worker_seconds": round(further / max(args.workers - 1, 1), 2),
         "worker_uss_mb": round(statistics.median(each.uss for each in memory) / 2**20, 1),

@@ -31,7 +31,7 @@ from workloads import VOCABULARY, Agent, Workload, calls_of, group, retry, three
 
 from astuner.backbone.packing.row_bins import UpdateTokens
 from astuner.backbone.verl.batch_layout import sample_fields
-from astuner.config.optimizer import PackMode
+from astuner.config.trainer import PackMode
 from astuner.context_tracker import build_samples, encode_ids
 
 # A package in the environments of the backbones is also called `tests`.

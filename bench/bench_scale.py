@@ -202,7 +202,10 @@ def run_step(workload: str, episodes: int, calls: int, context: int, folder: Pat
     if workload != "local":
         from scale_session import synthetic_session
 
-        backbone._local_session = lambda run: synthetic_session(run, workload, calls, context)  # type: ignore[assignment]
+        def session(self: object, run: Any, *, trains: bool) -> Any:
+            return synthetic_session(run, workload, calls, context)
+
+        backbone.LocalBackbone.session = session  # type: ignore[assignment]
     loaded = load_config(configuration(folder, workload, episodes, calls, context))
     meter = Meter()
     with meter.installed():

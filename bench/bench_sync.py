@@ -30,7 +30,7 @@ from typing import Any
 
 from astuner import AstunerJob
 from astuner.algorithms.correction import Correction
-from astuner.backbone.local.session import LocalSession
+from astuner.backbone.local.backbone import LocalSession
 from astuner.backbone.local.update import PolicyUpdate
 from astuner.backbone.training.rl_loop import RlLoop
 

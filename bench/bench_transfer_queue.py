@@ -26,7 +26,7 @@ import transfer_queue as tq
 
 from astuner.backbone.verl.batch_layout import sample_fields, scored_sample
 from astuner.backbone.verl.cluster import verl_worker_server
-from astuner.backbone.verl.machine_facts import VerlRunFacts
+from astuner.backbone.verl.rules import VerlRunFacts
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.backbone.verl.trainer_config import compose_verl_config
 from astuner.config.loading import with_values

@@ -25,7 +25,7 @@ from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Policy
 from astuner.config.model import ModelConfig
-from astuner.config.optimizer import PackMode
+from astuner.config.trainer import PackMode
 from astuner.context_tracker import build_samples, count_tokens
 
 # The forked workloads benchmark merging; with one row per call, an update of them takes minutes.

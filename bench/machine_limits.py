@@ -12,7 +12,7 @@ import torch
 from safetensors import safe_open
 
 from astuner.context_tracker import encode_ids
-from astuner.context_tracker.prefixes import count_distinct_prefixes
+from astuner.context_tracker.packing import count_distinct_prefixes
 from astuner.llm_engine.cpu_linear import linear, pack
 
 

@@ -15,15 +15,14 @@ import numpy as np
 
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult, shuffle_seed, step_advantages
-from astuner.algorithms.training_rows import TrainingRow, mini_batches, row_scales
-from astuner.algorithms.update_records import TokenValues
+from astuner.algorithms.training_rows import TokenValues, mini_batches, row_scales, training_rows
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.session import TrainingSession
 from astuner.model_tuner.history import History, Prompt
 from astuner.run_record.updates import count_trained_tokens
-from astuner.schema import Completion, Episode, Message, Packed, SamplingParams, joined
+from astuner.schema import Completion, Episode, Message, Packed, SamplingParams, concatenate
 from astuner.task_rollout import BatchRequest, OnEpisode
-from astuner.task_runner.samples import with_samples
+from astuner.task_runner.groups import with_samples
 
 # Share of the new tokens of a call that the model has sampled; the others are observations.
 SAMPLED = 0.25
@@ -88,20 +87,13 @@ class SyntheticSession(TrainingSession):
             answer = {"role": "assistant", "content": "b" * sampled * LETTERS}
             prompt = Prompt((*ids, *observed), messages, first_prompt_len=new - sampled)
             call = history.record(prompt, completion, answer, sampling=SamplingParams())
-            ids = joined(call.prompt_ids, call.completion_ids)
+            ids = concatenate(call.prompt_ids, call.completion_ids)
             messages.append(answer)
         return history.calls
 
     def update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
-        rows = [
-            TrainingRow.from_sample(sample, index, number).with_temperatures(
-                {call.call_id: call.sampling.temperature for call in episode.calls}
-            )
-            for index, episode in enumerate(episodes)
-            for number, sample in enumerate(episode.samples)
-        ]
         advantages = step_advantages(self._config, resolve(self._config.trainer_common.algorithm), episodes, None)
-        rows = advantages.assign_to(rows)
+        rows = advantages.assign_to(training_rows(episodes))
         for part in mini_batches(rows, advantages.groups, 1, shuffle_seed(self._config, step)):
             row_scales([rows[index] for index in part], "token-mean", self._config.data.max_response_length)
         values = {}

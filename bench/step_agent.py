@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import step_task
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
@@ -12,4 +14,5 @@ class OneAnswer(Workflow):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         answer = await model_tuner.chat(step_task.messages(workflow_task.task.main_query))
-        return WorkflowOutput(reward=step_task.reward(answer.parsed.content))
+        reward = step_task.reward(answer.parsed.content)
+        return WorkflowOutput(reward=reward, metadata={"rewarded_at": time.time()})

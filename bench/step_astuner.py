@@ -16,6 +16,7 @@ from step_task import Gate, Sizes, questions
 from astuner.backbone.training.progress import RunProgress
 from astuner.config.loading import load_config
 from astuner.launcher import launch
+from astuner.run_record import read_episode, read_index
 
 
 class GatedProgress(RunProgress):
@@ -72,7 +73,9 @@ def main(folder: Path) -> None:
     launch.RunProgress = partial(GatedProgress, gate=gate)
     loaded = load_config(configuration(folder, sizes))
     summary = launch.Launcher.from_loaded(loaded, exp_dir=str(folder / "records")).train()
-    gate.finish(tokens=summary.tokens.raw, completion_tokens=summary.tokens.trained)
+    record = folder / "records" / "bench"
+    first = min(read_episode(record / entry.path).metadata["rewarded_at"] for entry in read_index(record))
+    gate.finish(first, tokens=summary.tokens.raw, completion_tokens=summary.tokens.trained)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import json
 import os
 import string
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -61,18 +60,9 @@ def messages(question: str) -> list[dict[str, str]]:
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": question}]
 
 
-class FirstReward:
-    """Time at which this process computed its first reward, in seconds since the epoch."""
-
-    at: float | None = None
-
-
 def reward(text: str) -> float:
     """Return the share of digits in `text`, which varies within every group of a random model and can be learned."""
-    share = sum(char.isdigit() for char in text) / max(len(text), 1)
-    if FirstReward.at is None:
-        FirstReward.at = time.time()
-    return share
+    return sum(char.isdigit() for char in text) / max(len(text), 1)
 
 
 class Gate:
@@ -92,9 +82,14 @@ class Gate:
         if not sys.stdin.readline():
             sys.exit("the benchmark has ended")
 
-    def finish(self, **result: Any) -> None:
-        """Report that the last step is done, and print the results."""
-        print(json.dumps({"first_reward_at": FirstReward.at, **result}), file=self._out)
+    def finish(self, first_reward_at: float, **result: Any) -> None:
+        """Report that the last step is done, and print the results.
+
+        Args:
+            first_reward_at: when the first reward was computed, in seconds since the epoch.
+            result: further results.
+        """
+        print(json.dumps({"first_reward_at": first_reward_at, **result}), file=self._out)
 
 
 def prepare(folder: Path, sizes: Sizes) -> None:

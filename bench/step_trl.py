@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
-from step_task import FirstReward, Gate, Sizes, messages, questions, reward
+from step_task import Gate, Sizes, messages, questions, reward
 from transformers import TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
@@ -33,12 +34,15 @@ class RewardFunction:
 
     def __init__(self) -> None:
         self.completion_tokens = 0
+        self.first_at: float | None = None
 
     def __call__(
         self, completions: list[list[dict[str, str]]], completion_ids: list[list[int]], **_: Any
     ) -> list[float]:
         self.completion_tokens += sum(map(len, completion_ids))
-        return [reward(completion[0]["content"]) for completion in completions]
+        rewards = [reward(completion[0]["content"]) for completion in completions]
+        self.first_at = self.first_at or time.time()
+        return rewards
 
 
 def arguments(folder: Path, sizes: Sizes) -> GRPOConfig:
@@ -82,8 +86,12 @@ def main(folder: Path) -> None:
         callbacks=[GateCallback(gate)],
     )
     trainer.train()
-    assert FirstReward.at is not None
-    gate.finish(tokens=trainer.state.num_input_tokens_seen, completion_tokens=reward_function.completion_tokens)
+    assert reward_function.first_at is not None
+    gate.finish(
+        reward_function.first_at,
+        tokens=trainer.state.num_input_tokens_seen,
+        completion_tokens=reward_function.completion_tokens,
+    )
 
 
 if __name__ == "__main__":

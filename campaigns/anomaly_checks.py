@@ -50,12 +50,12 @@ def _print_false_positives(per_language: int, generated: int, examples: bool) ->
         for language, pieces in corpus.items():
             for piece in pieces:
                 count += 1
-                for check in CHECKS.values():
-                    fault = check.find(CheckedAnswer(piece, ParsedAnswer(piece)))
+                for check, find in CHECKS.items():
+                    fault = find(CheckedAnswer(piece, ParsedAnswer(piece)))
                     if fault is not None:
-                        flags[check.name] += 1
+                        flags[check] += 1
                         if examples:
-                            print(f"  {name}, {language}: {check.name}: {fault}")
+                            print(f"  {name}, {language}: {check}: {fault}")
         totals.update(answers=count, flagged=flags.total())
         all_flags += flags
         _print_row(name, str(len(corpus)), count, flags)

@@ -26,15 +26,10 @@ from pathlib import Path
 from loguru import logger
 
 from astuner import AstunerJob
-from astuner.analysis.benchmark import (
-    BenchResult,
-    ResultComparison,
-    SuiteEntry,
-    compare_results,
-    result_of,
-    write_result,
-)
-from astuner.run_record.run_facts import summary_of
+from astuner.analysis.benchmark.comparison import ResultComparison, compare_results
+from astuner.analysis.benchmark.results import BenchResult, result_of, write_result
+from astuner.analysis.benchmark.suite import SuiteEntry
+from astuner.run_record.recorded_run import RecordedRun
 
 _AGENT = f"{Path(__file__).parent / 'agents.py'}->Letters"
 _LR = 1.5e-2
@@ -121,7 +116,7 @@ def _child(folder: Path, variant: str, seed: int) -> None:
 
 def run(folder: Path, variant: str, seed: int) -> None:
     """Do one run in a forked process, which inherits the imports. A finished run is skipped."""
-    if summary_of(folder / f"records/{variant}-{seed}") is None:
+    if RecordedRun(folder / f"records/{variant}-{seed}").summary is None:
         process = multiprocessing.get_context("fork").Process(target=_child, args=(folder, variant, seed))
         process.start()
         process.join()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from astuner.config.agent_loop import ContextTrackerConfig
+from astuner.config.workflow import ContextTrackerConfig
 from astuner.context_tracker import certificate, count_tokens
 from astuner.env_service import load_environment
 from astuner.llm_engine.embedded import EmbeddedEngine

@@ -33,7 +33,7 @@ from torch import Tensor
 from astuner import AstunerJob
 from astuner.config.corrections import CORRECTIONS
 from astuner.run_record import read_metrics
-from astuner.run_record.run_facts import summary_of
+from astuner.run_record.recorded_run import RecordedRun
 from campaigns.bench_regressions import create_inputs
 
 _TITLES = {
@@ -66,7 +66,7 @@ def rounded(weights: Mapping[str, Tensor], bits: int) -> dict[str, Tensor]:
 def use_sampler(sampler: str) -> None:
     """Give the engine of the local backbone the weights or the dtype of a sampler."""
     from astuner.algorithms import credit_assignment
-    from astuner.backbone.local.session import LocalSession
+    from astuner.backbone.local.backbone import LocalSession
     from astuner.llm_engine.embedded import EmbeddedEngine
 
     for check in ("_compare_weights", "_compare_logprobs"):
@@ -136,7 +136,7 @@ def _child(*arguments: Any) -> None:
 def run(folder: Path, sampler: str, mode: str, seed: int) -> None:
     """Do one run in a forked process, which inherits the imports. A finished run is skipped."""
     name = f"{sampler}-{mode}-{seed}"
-    if summary_of(folder / "records" / name) is None:
+    if RecordedRun(folder / "records" / name).summary is None:
         process = multiprocessing.get_context("fork").Process(target=_child, args=(folder, name, sampler, mode, seed))
         process.start()
         process.join()

@@ -15,12 +15,15 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0")
 os.environ.pop("COLUMNS", None)
 os.environ.pop("FORCE_COLOR", None)
 os.environ.pop("NO_COLOR", None)
+# Each of the processes that the tests start would compile astuner again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # A command would re-execute itself in the developer's environment of the backbone, and end the tests.
 os.environ["ASTUNER_ENVIRONMENTS"] = os.devnull
 
 import importlib.util
 import random
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -30,8 +33,11 @@ import hypothesis
 import pytest
 from loguru import logger
 
+from astuner.system import forking
 from tests.examples import FEW, FULL, NIGHTLY
+from tests.preloaded import interpreter, keep_server
 
+sys.dont_write_bytecode = False
 # Their assertions show values, as those in test files do.
 pytest.register_assert_rewrite("tests.backbone.runs", "tests.backbone.sampling_runs", "tests.backbone.spec_pages")
 
@@ -74,6 +80,37 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.skip(reason="no environment agentscope2; .ci/frameworks runs this"))
 
 
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Start the server of `tests.preloaded` in the process that starts the test processes.
+
+    A test process ends the processes that it has gained during an episode, and the server's forks would be among them.
+    """
+    if session.config.getoption("numprocesses", None):
+        keep_server()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def workers_are_forked_from_the_tests_server() -> Iterator[None]:
+    """Fork what starts the episode workers of runs in this process, where the run itself would start an interpreter.
+
+    A process of the tests has threads, so that it cannot be forked, and the imports take four seconds.
+    """
+    from astuner.backbone.episode_workers import fork_server
+
+    spawned = fork_server._spawned
+
+    def forked(job: fork_server.ForkServerJob, requests: socket.socket) -> int:
+        forking.interpreter = interpreter()
+        with pytest.MonkeyPatch.context() as environment:
+            environment.setenv("RUN_PID", str(os.getpid()))  # for agents that signal the run
+            return spawned(job, requests)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(forking, "interpreter", forking.interpreter)
+        patch.setattr(fork_server, "_spawned", forked)
+        yield
+
+
 @pytest.fixture
 def install_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Return a function that puts an `nvidia-smi` on the PATH that lists a number of GPUs."""
@@ -109,7 +146,7 @@ def imports_of_the_test_are_undone(tmp_path_factory: pytest.TempPathFactory) -> 
             files = [content["__file__"]] if content.get("__file__") else list(content.get("__path__", ()))
         except KeyError:  # a namespace package whose parent the test removed from sys.modules
             files = [temporary]
-        if any(os.path.realpath(file).startswith(folders) for file in files) and not name.startswith("tests."):
+        if any(os.path.realpath(file).startswith(folders) for file in files) and not f"{name}.".startswith("tests."):
             del sys.modules[name]
 
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import gc
 import importlib
 import json
 import os
+import pkgutil
 import runpy
 import select
 import selectors
@@ -29,10 +31,17 @@ from pathlib import Path
 from typing import IO, Any
 
 _PRELOADED = [
-    *("astuner.cli", "astuner.backbone.local.backbone", "astuner.run_record.plots"),
-    *("agentscope", "torch", "transformers"),
+    *("astuner.cli.main", "astuner.launcher.launch", "astuner.launcher.run_result", "astuner.viewer.transcripts"),
+    *("astuner.backbone.local.backbone", "astuner.diagnostics.monitor", "astuner.run_record.plots"),
+    *("astuner.backbone.episode_workers.fork_server", "astuner.backbone.episode_workers.process"),
+    *("astuner.workflows.agent_loop", "astuner.env_service.client", "astuner.task_judge.math_answer_as_judge"),
+    *("agentscope.agent", "agentscope.model", "agentscope.tool", "openai", "torch"),
+    *("transformers:AutoModelForCausalLM", "transformers:AutoTokenizer", "transformers:PreTrainedTokenizerFast"),
+    *("transformers.models.qwen3.modeling_qwen3", "renderers.gpt_oss", "openai_harmony"),
+    *("matplotlib.pyplot", "matplotlib.backends.backend_agg"),
 ]
 _NUMBER = struct.Struct("q")
+_ROOT = Path(__file__).parents[1]
 
 
 class PythonProcess:
@@ -61,7 +70,8 @@ class PythonProcess:
         """
         self.arguments = [str(argument) for argument in arguments]
         self.returncode: int | None = None
-        self._connection = _connected()
+        keep_server()
+        self._connection = _new_connection()
         request = {
             "arguments": self.arguments,
             "cwd": str(cwd or Path.cwd()),
@@ -162,21 +172,26 @@ def run_astuner(
     return run_python("-m", "astuner", *arguments, input=input, cwd=cwd, env=env, timeout=timeout)
 
 
+def interpreter() -> tuple[str, ...]:
+    """Return a command that runs a Python script, as `forking.interpreter` does, in a fork from the server."""
+    keep_server()
+    return (sys.executable, "-I", "-S", str(Path(__file__).with_name("preloaded_client.py")), _address()[1:])
+
+
 _held: list[socket.socket] = []
 """A connection that keeps the server until this process ends."""
 
 
-def _connected() -> socket.socket:
-    """Return a connection to the server, which the first process of the session starts."""
+def keep_server() -> None:
+    """Start the server, if no process of the session has, and keep it until this process ends."""
     if not _held:
         _held.append(_first_connection())
         atexit.register(_held[0].close)
-    return _new_connection()
 
 
 def _address() -> str:
     """Return an address in Linux's abstract namespace: no file is left, and only one process can bind it."""
-    return "\0astuner-tests-" + os.environ.get("PYTEST_XDIST_TESTRUNUID", str(os.getpid()))
+    return "\0" + os.environ.setdefault("ASTUNER_TESTS_SERVER", f"astuner-tests-{os.getpid()}")
 
 
 def _new_connection() -> socket.socket:
@@ -203,7 +218,7 @@ def _first_connection() -> socket.socket:
             listener.listen()
             listener.set_inheritable(True)
             command = [sys.executable, "-P", __file__, str(listener.fileno())]
-            os.posix_spawn(sys.executable, command, os.environ)
+            os.waitpid(os.posix_spawn(sys.executable, command, os.environ), 0)
             return _new_connection()
 
 
@@ -255,8 +270,9 @@ class _Server:
         with contextlib.suppress(ConnectionResetError):
             size, files, _, _ = socket.recv_fds(connection, _NUMBER.size, 3)
             _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-            if size and uid == os.getuid():
-                request = json.loads(_received(connection, _NUMBER.unpack(size)[0]))
+            content = _received(connection, *_NUMBER.unpack(size)) if size and uid == os.getuid() else b""
+            if content and len(content) == _NUMBER.unpack(size)[0]:  # the client may have been killed meanwhile
+                request = json.loads(content)
                 pid = os.fork()
                 if pid == 0:
                     self._become_process(request, files)
@@ -265,6 +281,8 @@ class _Server:
                 for file in files:
                     os.close(file)
                 return
+        for file in files:
+            os.close(file)
         self._selector.unregister(connection)
         self._sockets.remove(connection)
         connection.close()
@@ -329,9 +347,10 @@ def _code_of(main: types.ModuleType, kind: str, arguments: list[str]) -> int:
             runpy._run_module_as_main(arguments[1])  # type: ignore[attr-defined]
         else:
             sys.argv = arguments if kind != "-c" else ["-c", *arguments[2:]]
-            main.__file__ = None if kind == "-c" else os.path.abspath(kind)
-            text = arguments[1] if kind == "-c" else Path(kind).read_text(encoding="utf-8")
-            exec(compile(text, main.__file__ or "<string>", "exec"), main.__dict__)
+            text, name = (arguments[1], "<string>") if kind == "-c" else (Path(kind).read_text(), os.path.abspath(kind))
+            if kind != "-c":
+                main.__file__ = name
+            exec(compile(text, name, "exec"), main.__dict__)
     except SystemExit as end:
         if end.code is None or isinstance(end.code, int):
             return end.code or 0
@@ -349,11 +368,23 @@ def _code_of(main: types.ModuleType, kind: str, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    if os.fork():  # the server is no child of a test process
+        os._exit(0)
     with open(os.devnull, "rb") as _nothing:
         os.dup2(_nothing.fileno(), 0)
+    os.setsid()  # a signal to the process group of the tests is not for the server
+    sys.path.insert(0, str(_ROOT))  # not another checkout, which may be installed
     for _name in _PRELOADED:
         with contextlib.suppress(ImportError):
-            importlib.import_module(_name)
+            pkgutil.resolve_name(_name)
+    # Transformers compiles its conversions, and Hydra imports its plugins and grammar, at the first use.
+    with contextlib.suppress(ImportError, AttributeError):  # older versions have none
+        pkgutil.resolve_name("transformers.conversion_mapping:get_checkpoint_conversion_mapping")("qwen3")
+    pkgutil.resolve_name("astuner.config.loading:load_config")(
+        _ROOT / "tutorial/example_math_agent/math_agent_tiny.yaml"
+    )
+    gc.collect()
+    gc.freeze()  # a collection in a fork would copy the memory
     with socket.socket(fileno=int(sys.argv[1])) as _listener:
         _Server(_listener).serve()
     os._exit(0)  # the end of an interpreter with these modules takes a second

@@ -34,8 +34,8 @@ main()
 @pytest.mark.parametrize(
     ("arguments", "most_modules", "most_lines"),
     [
-        (["--backbone=debug"], 230, 32_500),
-        (["--backbone=local", "astuner.trainer_common.total_training_steps=1"], 275, 39_100),
+        (["--backbone=debug"], 150, 25_500),
+        (["--backbone=local", "astuner.trainer_common.total_training_steps=1"], 180, 31_500),
     ],
     ids=["debug", "local"],
 )

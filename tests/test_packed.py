@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from astuner.run_record.jsonable import to_jsonable
-from astuner.schema import Completion, Packed, joined, pack_floats, pack_ints, part_of
+from astuner.schema import Completion, Packed, concatenate, pack_floats, pack_ints, view_of
 
 IDS = array("i", range(100, 120))
 
@@ -54,7 +54,7 @@ def test_parts_are_those_of_the_tuple(packed: Packed[int], numbers: tuple[int, .
             assert packed[start:end:2] == numbers[start:end:2]
     for start in range(len(numbers) + 2):
         for end in range(len(numbers) + 2):
-            assert part_of(packed, start, end) == packed.view(start, end) == numbers[start:end]
+            assert view_of(packed, start, end) == packed.view(start, end) == numbers[start:end]
     assert [packed[index] for index in range(-len(numbers), len(numbers))] == [*numbers, *numbers]
     for index in (len(numbers), -len(numbers) - 1):
         with pytest.raises(IndexError, match=f"a sequence of {len(numbers)} numbers"):
@@ -69,7 +69,7 @@ def test_sequences_share_their_storage_also_after_pickling():
     copies = pickle.loads(data)
     assert copies == prompts
     assert len({id(part[0]) for prompt in copies for part in prompt.parts()}) == 1
-    assert len(list(prompts[3].joined(Packed([(ids, 400, 600)])).parts())) == 1
+    assert len(list(prompts[3].concatenate(Packed([(ids, 400, 600)])).parts())) == 1
 
 
 def test_logprobs_take_four_bytes_only_if_this_changes_none_of_them():
@@ -79,12 +79,12 @@ def test_logprobs_take_four_bytes_only_if_this_changes_none_of_them():
         packed = pack_floats(values)
         assert [source.typecode for source, _, _ in packed.parts()] == [code]
         assert list(packed) == values
-    mixed = joined(pack_floats(exact), Packed([(0.0, 0, 3)])).joined(pack_floats(rounded))  # type: ignore[union-attr]
+    mixed = concatenate(pack_floats(exact), Packed([(0.0, 0, 3)])).concatenate(pack_floats(rounded))  # type: ignore[union-attr]
     assert mixed == (*exact, 0.0, 0.0, 0.0, *rounded)
 
 
 def test_tokens_of_calls_are_stored_once():
-    from astuner.model_tuner.token_store import TokenStore
+    from astuner.model_tuner.history import TokenStore
 
     random_numbers = random.Random(1)
     tokens = TokenStore()

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import pickle
+import pkgutil
 import subprocess
 import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from textwrap import dedent
 
+import numpy
 import pytest
 
 from astuner.errors import PluginError
-from astuner.plugin import load_class, load_function, reject_missing
+from astuner.plugin import imported_packages, load_class, load_function, reject_missing
 from astuner.workflow import Workflow
 
 
@@ -77,6 +79,16 @@ def test_search_folders_come_after_the_standard_library_and_before_installed_pac
     place = sys.path.index(str(tmp_path))
     assert place > max(index for index, entry in enumerate(sys.path) if entry.endswith("lib-dynload"))
     assert place < min(index for index, entry in enumerate(sys.path) if entry.endswith("site-packages"))
+
+
+def test_a_search_folder_that_an_editable_install_appended_comes_before_installed_packages(tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    write(packages, "installed/__init__.py", "")
+    folder = tmp_path / "project"
+    write(folder, "installed/__init__.py", "")
+    write(folder, "installed/agent.py", a_workflow("'here'"))
+    sys.path += [str(packages), str(folder)]
+    assert load_class("installed/agent.py->W", Workflow, search=[folder]).tag == "here"  # type: ignore[attr-defined]
 
 
 def test_a_sibling_is_one_module_however_it_is_reached(tmp_path: Path) -> None:
@@ -379,3 +391,25 @@ def test_names_that_may_exist_are_not_imported(tmp_path: Path, path: str) -> Non
     write(tmp_path, "fails.py", "raise ValueError\nclass W: ...\n")
     write(tmp_path, "stars.py", "raise ValueError\nfrom fails import *\n")
     reject_missing(path, search=[tmp_path])
+
+
+def test_what_a_file_imports_from_installed_packages(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "agent.py",
+        """
+        import json
+        import yaml
+        from numpy import *
+        from numpy.random import default_rng, seed as set_seed
+        from astuner import Workflow
+        from helper import first
+        from . import second
+
+        def later():
+            import torch
+        """,
+    )
+    names = ["yaml", "numpy", "numpy.random:default_rng", "numpy.random:seed", "astuner:Workflow"]
+    assert imported_packages("agent.py->W", [tmp_path]) == names
+    assert [pkgutil.resolve_name(name) for name in names[3:]] == [numpy.random.seed, Workflow]

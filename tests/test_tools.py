@@ -22,6 +22,7 @@ from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.schema import Episode, Task
 from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_runner import TaskRunner
 from astuner.tools import run_python, sandbox_agentscope
 from tests import preloaded
@@ -326,7 +327,7 @@ def test_the_function_of_agentscope_runs_in_the_sandbox_within_episodes(
     ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
     engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=4096)
     runner = TaskRunner(UsesTool, None, engine, ChatCodec(tokenizer, "default"), episode_timeout=60)
-    rollout = TaskRollout(runner, 1)
+    rollout = TaskRollout(EpisodesHere(runner))
     request = BatchRequest([Task("t0", "q")], 1, "train", 0, 0, CallSettings(max_model_len=512))
     episodes: list[Episode] = rollout.run(request)
     rollout.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -196,14 +195,12 @@ def test_a_job_rejects_members_of_a_class(workflow: Any):
         AstunerJob().set_workflow(workflow)
 
 
-@pytest.mark.parametrize(("backbone", "isolation"), [("debug", "thread"), ("local", "thread"), ("local", "process")])
+@pytest.mark.parametrize(("backbone", "parallel"), [("debug", 1), ("debug", 2), ("local", 2)])
 def test_a_run_with_a_function(
-    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str, isolation: str
+    model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backbone: str, parallel: int
 ):
     from astuner.cli.main import astuner
 
-    # A worker imports it at its start if this process has; this run does not use it.
-    monkeypatch.delitem(sys.modules, "agentscope", raising=False)
     monkeypatch.chdir(tmp_path)
     Path("agent.py").write_text(
         textwrap.dedent(
@@ -220,8 +217,9 @@ def test_a_run_with_a_function(
         backbone=backbone,
         model__renderer="qwen3",
         debug__debug_first_n_tasks=2,
-        rollout__isolation=isolation,
+        debug__debug_max_parallel=parallel,
         rollout__num_repeat=2,
+        rollout__max_env_worker=2,
         rollout__max_response_length_in_one_turn=4,
         rollout__compute_madness_checklist=[],
         data__train_batch_size=2,

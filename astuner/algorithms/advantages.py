@@ -1,23 +1,31 @@
-"""Advantage estimators: from the rewards of episodes to their advantages.
+"""Reward shaping, and advantage estimators: from the rewards of episodes to their advantages.
 
 Statistics are over episodes, not over samples: an episode counts once, no matter how many samples it has, and all its
 samples inherit its advantage.
+
+The estimators take `rewards`, [E] float, one per episode; `group_ids`, [E] int64, equal for the episodes of one task in
+one step, arbitrary integers; and `by_std`, whether to divide by the group's standard deviation. It is unbiased (n - 1),
+plus `STD_EPSILON`. They return [E] float32, exactly 0 in a group without variance, including groups of one, unless
+their docstrings say otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from astuner.errors import BackboneError
+from astuner.errors import BackboneError, shorten
+from astuner.schema import Episode
 
 STD_EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 
 MIN_CALL_STD = 0.1
-"""The least standard deviation that divides the advantages of calls, as a fraction of that of the calls' rewards."""
+"""The least standard deviation that divides call advantages, as a fraction of the call rewards'."""
 
 
 def has_signal(rewards: Tensor, group_ids: Tensor) -> Tensor:
@@ -26,10 +34,6 @@ def has_signal(rewards: Tensor, group_ids: Tensor) -> Tensor:
     In a group without variance, all group-relative advantages are 0. DAPO (arXiv:2503.14476, eq. 11, "dynamic
     sampling") leaves such groups out. For it, pass the rewards before shaping, so that a length punishment does not
     give variance to a group whose answers are all correct or all wrong.
-
-    Args:
-        rewards: [E] float, one per episode.
-        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
 
     Returns:
         [E] bool. A group of one has no variance.
@@ -47,16 +51,8 @@ def group_relative_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) 
 
     With the division: GRPO (DeepSeekMath, arXiv:2402.03300, section 4.1.2), DAPO (arXiv:2503.14476, eq. 9),
     GSPO (arXiv:2507.18071, eq. 6) and CISPO (arXiv:2506.13585). Without: Dr. GRPO (arXiv:2503.20783,
-    section 3.2). The papers do not specify the estimator of the standard deviation. This is the unbiased one (n - 1),
-    as in `torch.std` and in common implementations, plus `STD_EPSILON`.
-
-    Args:
-        rewards: [E] float, one per episode.
-        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
-        by_std: divide by the group's standard deviation.
-
-    Returns:
-        [E] float32, exactly 0 in a group without variance, including groups of one.
+    section 3.2). The papers do not specify the standard deviation's estimator. This is the unbiased one, as in
+    `torch.std` and in common implementations.
     """
     group = _group_index(group_ids)
     centred = _centred(rewards, group)
@@ -70,14 +66,6 @@ def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -
     RLOO (arXiv:2402.14740, the section on REINFORCE Leave-One-Out): A_i = r_i - 1/(k - 1) sum over j ≠ i
     of r_j, which is k / (k - 1) times the reward minus the group's mean. The paper does not divide by the standard
     deviation; with `by_std`, this function does, as in `group_relative_advantages`.
-
-    Args:
-        rewards: [E] float, one per episode.
-        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
-        by_std: divide by the group's standard deviation.
-
-    Returns:
-        [E] float32, exactly 0 in a group without variance, including groups of one.
     """
     group = _group_index(group_ids)
     centred = _centred(rewards, group)
@@ -90,16 +78,12 @@ def leave_one_out_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -
 def batch_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -> Tensor:
     """Return rewards normalised over the whole batch, regardless of the groups.
 
-    REINFORCE++ (arXiv:2501.03262v9, "global advantage normalisation"): A = (r - mean of the batch) / standard
-    deviation of the batch. This is the variant that version 9 of the paper calls REINFORCE++ (k ≥ 1, no baseline), not
+    REINFORCE++ (arXiv:2501.03262v9, "global advantage normalisation"): A = (r - the batch's mean) / the batch's
+    standard deviation. This is the variant that version 9 of the paper calls REINFORCE++ (k ≥ 1, no baseline), not
     "REINFORCE++ with baseline", which subtracts the group's mean first. In the paper, the statistics are over tokens,
-    so that long responses weigh more, and a token is charged only with the KL penalty of the tokens after it; here
-    both are computed per episode.
-
-    Args:
-        rewards: [E] float, one per episode.
-        group_ids: [E] int64, ignored: a group without variance can have an advantage over the batch.
-        by_std: divide by the standard deviation (unbiased, plus `STD_EPSILON`).
+    so that long responses weigh more, and a token is charged only with the KL penalty of the tokens after it; here both
+    are computed per episode.
+    `group_ids` has no effect: a group without variance can have an advantage over the batch.
 
     Returns:
         [E] float32, exactly 0 if the batch has no variance.
@@ -110,17 +94,9 @@ def batch_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool
 def group_centred_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -> Tensor:
     """Return reward minus the group's mean, divided by the standard deviation of the batch if `by_std`.
 
-    REINFORCE++ with baseline (arXiv:2501.03262v9): A' = r - mean of the group; A = (A' - mean of the batch) / standard
-    deviation of the batch. The mean of A' over the batch is 0. As in `batch_normalised_advantages`, the statistics are
-    over episodes, and in the paper over tokens.
-
-    Args:
-        rewards: [E] float, one per episode.
-        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
-        by_std: divide by the standard deviation of A' over the batch (unbiased, plus `STD_EPSILON`).
-
-    Returns:
-        [E] float32, exactly 0 in a group without variance, including groups of one.
+    REINFORCE++ with baseline (arXiv:2501.03262v9): A' = r - the group's mean; A = (A' - the batch's mean) / the batch's
+    standard deviation. The mean of A' over the batch is 0. As in `batch_normalised_advantages`, the statistics are over
+    episodes, and in the paper over tokens. `by_std` divides by the standard deviation of A' over the batch.
     """
     centred = _centred(rewards, _group_index(group_ids))
     scaled = centred / _group_std(centred, torch.zeros_like(group_ids)) if by_std else centred
@@ -134,15 +110,11 @@ def length_weighted_advantages(
 
     OPO (arXiv:2505.23585): the baseline that minimises the gradient's variance is the mean reward, weighted by the
     squared norm of ∇ log π(y), which is about proportional to y's length: sum of l r / sum of l.
+    The paper does not divide by the standard deviation.
 
     Args:
-        rewards: [E] float, one per episode.
-        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
-        by_std: divide by the group's standard deviation; the paper does not.
+        rewards, group_ids, by_std: see the module's docstring.
         lengths: [E] integer or float, the numbers of trained tokens, at least 1; None for equal lengths.
-
-    Returns:
-        [E] float32, exactly 0 in a group without variance, including groups of one.
     """
     group = _group_index(group_ids)
     centred = _centred(rewards, group)
@@ -155,18 +127,11 @@ def length_weighted_advantages(
 def mean_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool) -> Tensor:
     """Return reward minus the group's mean, divided by the group's mean.
 
-    MaxRL (arXiv:2602.02710, algorithm 1): with rewards of 0 and 1, A = (r - p) / p, where p is the success rate of the
-    group. In a group of k, the expected gradient is that of -sum over j < k of (1 - P)^j / j, where P is the success
+    MaxRL (arXiv:2602.02710, algorithm 1): with rewards of 0 and 1, A = (r - p) / p, where p is the group's success
+    rate. In a group of k, the expected gradient is that of -sum over j < k of (1 - P)^j / j, where P is the success
     probability and (1 - P)^j is one minus pass@j. The sum tends to log P. A task whose successes are rare has more
-    weight than in GRPO.
-
-    Args:
-        rewards: [E] float, at least 0, one per episode.
-        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
-        by_std: divide by the group's standard deviation, too; the paper does not.
-
-    Returns:
-        [E] float32, exactly 0 in a group without variance, including groups of one and groups without success.
+    weight than in GRPO. Advantages are exactly 0 in groups without success. The paper does not divide by the standard
+    deviation.
 
     Raises:
         BackboneError: a reward is negative.
@@ -195,12 +160,12 @@ def group_decoupled_advantages(
 
     GDPO (arXiv:2601.05242): A_k = (r_k - group mean) / group standard deviation, for each reward k;
     A_sum = sum over k of w_k A_k; A = (A_sum - batch mean) / batch standard deviation. Each group's advantages sum to
-    0. The batch mean is therefore 0, too, and is not computed. Standard deviations are unbiased, plus `STD_EPSILON`.
+    0. The batch mean is therefore 0, too, and is not computed.
 
     Args:
         rewards: [E] or [E, K] float, K rewards per episode. NaN stands for a reward that an episode does not have: it
             takes no part in the statistics of this reward, and its advantage is 0.
-        group_ids: [E] int64, equal for the episodes of one task in one step; arbitrary integers.
+        group_ids: see the module's docstring.
         by_std: divide by the groups' and the batch's standard deviations.
         weights: K weights; None for 1.
         shaping: [E] float, added to A_sum after subtracting the mean of the group, for example a length punishment.
@@ -225,8 +190,8 @@ def call_reward_std(rewards: Tensor, call_variances: Tensor, group_ids: Tensor) 
     """Return the standard deviation that divides the advantages of calls that have their own rewards.
 
     It is the standard deviation of the episodes' rewards in the group, as for an episode's advantage, but at least
-    `MIN_CALL_STD` times the call rewards' standard deviation: episodes of equal rewards can contain calls of unequal
-    rewards.
+    `MIN_CALL_STD` times the call rewards' standard deviation: episodes with equal rewards can contain calls with
+    unequal rewards.
 
     Args:
         rewards: [E] float, the episodes' rewards.
@@ -245,7 +210,7 @@ def call_reward_std(rewards: Tensor, call_variances: Tensor, group_ids: Tensor) 
 def _exact(rewards: Tensor) -> Tensor:
     """Return float32 rewards as float64, in which the sum of many equal float32 numbers is exact.
 
-    The mean of equal rewards then equals each of them, and their advantage is exactly 0.
+    The mean of equal rewards then equals each one, and their advantage is exactly 0.
     """
     return rewards.float().double()
 
@@ -273,3 +238,126 @@ def _centred(rewards: Tensor, group: Tensor) -> Tensor:
 def _group_std(centred: Tensor, group: Tensor) -> Tensor:
     variance = _group_sum(centred.square(), group) / (_sizes(group) - 1).clamp(min=1)
     return variance.sqrt() + STD_EPSILON
+
+
+def overlong_punishment(response_lengths: Tensor, max_response_length: int, buffer_length: int) -> Tensor:
+    """Return the soft overlong punishment of DAPO (arXiv:2503.14476, eq. 13), to be added to the rewards.
+
+    With L = `max_response_length` and B = `buffer_length`, the punishment of a response with length y is
+
+        0               y ≤ L - B
+        (L - B - y) / B L - B < y ≤ L
+        -1              y > L
+
+    Args:
+        response_lengths: [E] integer, by episode, the number of tokens after its first prompt.
+        max_response_length: tokens.
+        buffer_length: tokens, at most `max_response_length`; 0 for no punishment.
+
+    Returns:
+        [E] float32 in [-1, 0].
+    """
+    lengths = response_lengths.float()
+    if buffer_length == 0:
+        return lengths.new_zeros(lengths.shape)
+    return ((max_response_length - buffer_length - lengths) / buffer_length).clamp(-1.0, 0.0)
+
+
+def episode_sums(values: Tensor, train_counts: Tensor, episode_index: Tensor, n_episodes: int) -> Tensor:
+    """Return each episode's sum of a per-token quantity over its trained tokens, weighted by the train counts.
+
+    The sums of micro-batches add up to the sum over the batch.
+
+    Args:
+        values: [B, T] float.
+        train_counts: [B, T] int64, how often each token is trained.
+        episode_index: [B] int64 in 0 … n_episodes - 1, the index of each row's episode in the reward tensor.
+        n_episodes: E, the number of episodes.
+
+    Returns:
+        [E] float32, without gradient.
+    """
+    per_row = (values.detach() * train_counts).sum(dim=1).float()
+    return per_row.new_zeros(n_episodes).index_add(0, episode_index, per_row)
+
+
+def rewards_with_kl(rewards: Tensor, kl_sums: Tensor, kl_coef: float) -> Tensor:
+    """Return reward - kl_coef × KL estimate of the episode.
+
+    As in RLOO (arXiv:2402.14740) with k1, the KL of a response is the sum over its tokens. All tokens in an episode
+    have the same advantage, so a token's advantage includes earlier tokens' KL. Compared with REINFORCE++, which sums
+    over the tokens that follow (arXiv:2501.03262v9), this adds variance but no bias.
+
+    Args:
+        rewards: [E] float, one per episode.
+        kl_sums: [E] float, the `episode_sums` of `token_kl` between the policy that sampled and the reference.
+
+    Returns:
+        [E] float32.
+    """
+    return (rewards - kl_coef * kl_sums).float()
+
+
+@dataclass(frozen=True)
+class RewardComponents:
+    """The K reward components of a step's E episodes.
+
+    Attributes:
+        weights: K weights.
+        rewards: [E, K] float32; NaN if the judge of an episode has not returned the component.
+    """
+
+    weights: tuple[float, ...]
+    rewards: Tensor
+
+    def advantages(self, group_ids: Tensor, by_std: bool, shaping: Tensor) -> Tensor:
+        """Return the advantages of the episodes, [E] float32; see `group_decoupled_advantages`."""
+        return group_decoupled_advantages(self.rewards, group_ids, by_std, self.weights, shaping)
+
+    def have_signal(self, group_ids: Tensor) -> Tensor:
+        """Return, for each episode, whether a component with a weight differs in its group, [E] bool.
+
+        The weighted sums of the components can still be equal.
+        """
+        signal = torch.zeros(len(group_ids), dtype=torch.bool)
+        for weight, column in zip(self.weights, self.rewards.unbind(1), strict=True):
+            has_reward = ~column.isnan()
+            differs = has_signal(column[has_reward], group_ids[has_reward])
+            if weight != 0:
+                signal |= torch.isin(group_ids, group_ids[has_reward][differs])
+        return signal
+
+
+def reward_components(episodes: Sequence[Episode], weights: Mapping[str, float]) -> RewardComponents:
+    """Return the reward components of a step's episodes.
+
+    An episode without a judgement, for example one whose reward the workflow has returned, has its reward as each
+    component. The reward is the only component if `weights` is empty and no component has a name without a dot.
+
+    Args:
+        episodes: E episodes with a reward.
+        weights: the weights of the components by name. If empty, each component whose name has no dot has weight 1.
+
+    Raises:
+        BackboneError: no episode has a component of `weights`.
+    """
+    by_episode = [
+        episode.judgement.components if episode.judgement is not None and episode.judgement.components else None
+        for episode in episodes
+    ]
+    names = sorted({name for components in by_episode for name in components or ()})
+    if missing := [name for name in weights if name not in names]:
+        raise BackboneError(
+            f"trainer_common.algorithm.component_weights names {shorten(', '.join(missing))}, which no episode of the "
+            f"step has; the components that the judge returned are: {shorten(', '.join(names)) or 'none'}. Name those, "
+            "or return the others as `components` of the judgement"
+        )
+    used = dict(weights) or {name: 1.0 for name in names if "." not in name}
+    if not used:
+        rewards = torch.tensor([[episode.reward] for episode in episodes], dtype=torch.float32)
+        return RewardComponents((1.0,), rewards)
+    rows = [
+        [episode.reward if components is None else components.get(name, math.nan) for name in used]
+        for episode, components in zip(episodes, by_episode, strict=True)
+    ]
+    return RewardComponents(tuple(used.values()), torch.tensor(rows, dtype=torch.float32))

@@ -1,11 +1,11 @@
-"""Token weights, which turn token losses into the loss of a mini-batch.
+"""Token weights, which turn token losses into a mini-batch's loss, and the loss of supervised fine-tuning.
 
 The loss is the sum over all rows and tokens of token loss × token weight. The weights are computed for the whole
-mini-batch before the first forward pass, so that the gradients of its micro-batches add up to the gradient of the loss,
-no matter how it is split.
+mini-batch before the first forward pass, so that its micro-batches' gradients add up to the gradient of the loss, no
+matter how it is split.
 
 Let c be how often a token is trained (`Sample.train_counts`), E the number of episodes that train a token, and n_e the
-sum of c over all samples in episode e. The weight of a token of episode e is
+sum of c over all samples in episode e. Each token in episode e has the weight
 
     token-mean                c / sum over e of n_e             DAPO, arXiv:2503.14476, eq. 8 and 12
     seq-mean-token-mean       c / (E × n_e)                     GRPO, arXiv:2402.03300, eq. 3
@@ -29,7 +29,7 @@ def sample_scales(trained_tokens: Tensor, episode_index: Tensor, mode: LossAggMo
     """Return the factors that turn the train counts of each sample into token weights.
 
     Args:
-        trained_tokens: [B] integer or float, the sum of each sample's train counts, for ALL samples of the mini-batch.
+        trained_tokens: [B] integer or float, the sum of each sample's train counts, for ALL samples in the mini-batch.
             All samples of an episode must be in the same mini-batch.
         episode_index: [B] int64, equal for the samples of one episode; arbitrary integers.
         mode: see the module's docstring.
@@ -71,3 +71,39 @@ def token_weights(train_counts: Tensor, scales: Tensor) -> Tensor:
         [B, T] float32.
     """
     return train_counts.float() * scales[:, None]
+
+
+def sft_token_weights(train_counts: Tensor, attention_mask: Tensor, prompt_loss_weight: float) -> Tensor:
+    """Return a weight for each token in a transcript, which replaces the sample's train counts.
+
+    The assistant's tokens have their train count as weight, all others have `prompt_loss_weight` (Huerta-Enochian and
+    Ko, "Instruction fine-tuning: does prompt loss matter?", arXiv:2401.13586). The first token of a row has weight 0,
+    because nothing precedes it to predict it from.
+
+    Args:
+        train_counts: [B, T] int64, 0 for tokens that the assistant did not write.
+        attention_mask: [B, T] bool or integer, 0 for padding (on either side).
+        prompt_loss_weight: at least 0.
+
+    Returns:
+        [B, T] float32. Its row sums are the `trained_tokens` of `sample_scales`; it is the `train_counts` of
+        `token_weights`.
+    """
+    present = attention_mask.bool()
+    predicted = present & (present.long().cumsum(dim=1) > 1)
+    weight = torch.where(train_counts > 0, train_counts.float(), prompt_loss_weight)
+    return torch.where(predicted, weight, torch.zeros_like(weight))
+
+
+def cross_entropy_losses(logprobs: Tensor, weights: Tensor) -> Tensor:
+    """Return the cross entropy of each token, -log π(token | preceding tokens).
+
+    Args:
+        logprobs: [B, T] float; `logprobs[b, t]` is the log-probability of token t given the tokens before it.
+        weights: [B, T] float, from `sft_token_weights`.
+
+    Returns:
+        [B, T] in the dtype of `logprobs`, 0 where the weight is 0. With `token-mean`, the sum of losses × token weights
+        is the weighted mean of `torch.nn.functional.cross_entropy`.
+    """
+    return torch.where(weights > 0, -logprobs, torch.zeros_like(logprobs))

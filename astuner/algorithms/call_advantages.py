@@ -14,11 +14,7 @@ from astuner.schema import Episode
 
 
 def advantages_by_call(
-    rule: ReinforcementRule,
-    episodes: Sequence[Episode],
-    shaping: Tensor,
-    group_ids: Tensor,
-    lengths: Tensor,
+    rule: ReinforcementRule, episodes: Sequence[Episode], shaping: Tensor, group_ids: Tensor, lengths: Tensor
 ) -> list[dict[str, float]]:
     """Return, by call id, the advantage of each call whose reward differs from its episode's.
 
@@ -50,29 +46,30 @@ def advantages_by_call(
             if episodes[index].agent_rewards:
                 calls = [call.call_id for call in episodes[index].calls if call.agent_name == agent]
                 by_call[index].update(dict.fromkeys(calls, advantage))
-    own = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
-    spread = torch.tensor([_variance_of_calls(episode) for episode in episodes])
-    peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
-    scales = call_reward_std(own + shaping, spread, peers) if rule.norm_adv_by_std else torch.ones(len(episodes))
+    base = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
+    spread = torch.zeros(
+        len(episodes)
+    )  # the mean squared difference between an episode's reward and those of its calls
+    for index, episode in enumerate(episodes):
+        rewards_of_calls = [call.reward for call in episode.calls if call.reward is not None]
+        if rewards_of_calls and not episode.agent_rewards:
+            assert episode.reward is not None
+            squares = [(reward - episode.reward) ** 2 for reward in rewards_of_calls]
+            spread[index] = sum(squares) / len(squares)
+    peers = group_ids if rule.advantage.compares_group else torch.zeros_like(group_ids)
+    scales = call_reward_std(base + shaping, spread, peers) if rule.norm_adv_by_std else torch.ones(len(episodes))
     for index, episode in enumerate(episodes):
         by_reward: dict[float, float] = {}
         for call in () if episode.agent_rewards else episode.calls:
             if call.reward is None:
                 continue
             if call.reward not in by_reward:
-                rewards = own.clone()
+                rewards = base.clone()
                 rewards[index] = call.reward
                 centred = rule.advantages(rewards + shaping, group_ids, lengths, by_std=False)
                 by_reward[call.reward] = float(centred[index] / scales[index])
             by_call[index][call.call_id] = by_reward[call.reward]
     return by_call
-
-
-def _variance_of_calls(episode: Episode) -> float:
-    """Return the mean squared difference between an episode's reward and those of its calls; 0 without such calls."""
-    rewards = [] if episode.agent_rewards else [call.reward for call in episode.calls if call.reward is not None]
-    assert episode.reward is not None
-    return sum((reward - episode.reward) ** 2 for reward in rewards) / max(len(rewards), 1)
 
 
 def anchor_state_advantages(episodes: Sequence[Episode], by_std: bool) -> list[dict[str, float]]:
@@ -87,7 +84,7 @@ def anchor_state_advantages(episodes: Sequence[Episode], by_std: bool) -> list[d
         by_std: whether advantages are divided by the standard deviation.
 
     Returns:
-        For each episode, the advantages by call id; exactly 0 in groups of one and in groups of equal returns.
+        For each episode, the advantages by call id; exactly 0 in groups of one and in groups with equal returns.
 
     Raises:
         BackboneError: none of the trained calls has a step.

@@ -8,12 +8,14 @@ the ratio, and r is π / μ.
 
 A sequence is the completion of one LLM call, as in GSPO's loss, so a factor does not depend on how an episode is split
 into rows. Tokens that are left out keep their place in the normalisation of the loss: they count as a loss of 0.
+
+`micro_batch_loss` is the loss of all trainers, with the correction, the KL term and the entropy bonus.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 
 import torch
@@ -22,9 +24,7 @@ from torch import Tensor
 from astuner.algorithms.kl import LOG_RATIO_LIMIT
 from astuner.algorithms.policy_batch import CallTokens, PolicyBatch, PolicyLoss
 from astuner.algorithms.registry import ReinforcementRule
-from astuner.config.conditions import has_ratio, is_cut
-from astuner.config.corrections import CORRECTIONS, CorrectionSpec
-from astuner.config.optimizer import CorrectionConfig
+from astuner.config.corrections import CORRECTIONS, CorrectionConfig, CorrectionSpec
 from astuner.config.root import AstunerConfig
 
 
@@ -67,7 +67,12 @@ class Correction:
             ratios, counts = _exp(calls.sums(log_ratio)), calls.lengths
         else:
             ratios, counts = _exp(log_ratio), batch.train_counts
-        weights = self._weights(ratios)
+        low, high = self.config.weight_range
+        weights = torch.ones_like(ratios)
+        if spec.masks:
+            weights = torch.where((ratios >= low) & (ratios <= high), ratios, 0.0)
+        elif spec.weights is not None:
+            weights = ratios.clamp(max=high)
         kept = torch.ones_like(ratios)
         if spec.rejects is not None:
             assert calls is not None
@@ -77,15 +82,9 @@ class Correction:
             if spec.rejects == "off_policy":
                 # With a teacher, the tokens of a call have different advantages.
                 kept = torch.where(batch.token_advantages() >= 0, 1.0, kept)
-        is_truncated = ratios > self.config.weight_range[1]
-        metrics = CorrectionMetrics.of(
-            ratios=ratios,
-            counts=counts,
-            truncated=is_truncated if spec.weights and not spec.masks else torch.zeros_like(is_truncated),
-            masked=1 - kept * weights.ne(0),
-            log_ratio=log_ratio,
-            train_counts=batch.train_counts,
-        )
+        is_truncated = ratios > high
+        truncated = is_truncated if spec.weights and not spec.masks else torch.zeros_like(is_truncated)
+        metrics = CorrectionMetrics.of(batch, log_ratio, ratios, counts, truncated, 1 - kept * weights.ne(0))
         if spec.weights != "sequence":
             return weights * kept, metrics
         assert calls is not None
@@ -110,15 +109,6 @@ class Correction:
             counts = CallTokens.of(calls, batch.train_counts.shape[1]).counts(batch.train_counts)
             metrics.append(self.factors(replace(batch, calls=calls, train_counts=counts))[1])
         return metrics
-
-    def _weights(self, ratios: Tensor) -> Tensor:
-        """Return the importance weights after truncation or masking."""
-        low, high = self.config.weight_range
-        if self._spec.weights is None:
-            return torch.ones_like(ratios)
-        if self._spec.masks:
-            return torch.where((ratios >= low) & (ratios <= high), ratios, 0.0)
-        return ratios.clamp(max=high)
 
     def _kept_calls(self, batch: PolicyBatch, calls: CallTokens, log_ratio: Tensor) -> Tensor:
         """Return 1 for each call whose statistic is within the bounds and 0 for each other one, [C]."""
@@ -150,7 +140,6 @@ class CorrectionMetrics:
     Attributes:
         tokens: the number of trained tokens.
         gap_sum, gap_max: sum and maximum of |log r|.
-        ratio_sum, ratio_squares: sums of the importance ratio and of its square.
         truncated: the number of tokens whose weight is truncated.
         masked: the number of tokens whose factor is 0.
     """
@@ -166,27 +155,20 @@ class CorrectionMetrics:
     @classmethod
     @torch.no_grad()
     def of(
-        cls,
-        *,
-        ratios: Tensor,
-        counts: Tensor,
-        truncated: Tensor,
-        masked: Tensor,
-        log_ratio: Tensor,
-        train_counts: Tensor,
+        cls, batch: PolicyBatch, log_ratio: Tensor, ratios: Tensor, counts: Tensor, truncated: Tensor, masked: Tensor
     ) -> CorrectionMetrics:
         """Return the metrics of one micro-batch.
 
         Args:
+            batch, log_ratio: the micro-batch, and log r, [B, T].
             ratios, counts, truncated, masked: of one shape, with an entry per token or per call; the count is the
-                number of trained tokens of the entry.
-            log_ratio, train_counts: [B, T].
+                number of trained tokens in the entry.
         """
         number = counts.double()
         gap = log_ratio.abs().double()
         return cls(
             tokens=number.sum(),
-            gap_sum=(gap * train_counts).sum(),
+            gap_sum=(gap * batch.train_counts).sum(),
             gap_max=gap.amax() if gap.numel() else gap.sum(),
             ratio_sum=(ratios.double() * number).sum(),
             ratio_squares=(ratios.double().square() * number).sum(),
@@ -194,13 +176,9 @@ class CorrectionMetrics:
             masked=(masked * number).sum(),
         )
 
-    def __add__(self, other: CorrectionMetrics) -> CorrectionMetrics:
-        sums = {field.name: getattr(self, field.name) + getattr(other, field.name) for field in fields(self)}
-        return CorrectionMetrics(**sums | {"gap_max": torch.maximum(self.gap_max, other.gap_max)})
-
 
 CORRECTION_SUMS = tuple(field.name for field in fields(CorrectionMetrics))
-"""The names of the sums of `CorrectionMetrics`."""
+"""The names of the sums in `CorrectionMetrics`."""
 
 
 def correction_summary(sums: Mapping[str, float], suffix: str = "") -> dict[str, float]:
@@ -211,8 +189,8 @@ def correction_summary(sums: Mapping[str, float], suffix: str = "") -> dict[str,
         suffix: the end of each name.
 
     Returns:
-        The mean and the largest gap in nats, the effective sample size as a fraction of the tokens, and the shares of
-        truncated and masked tokens.
+        The mean and the largest gap in nats, the effective sample size divided by the number of tokens, and the
+        truncated and the masked share.
     """
     tokens = max(sums["tokens"], 1.0)
     squares = sums["ratio_squares"]
@@ -235,6 +213,89 @@ def corrected_loss(
     return replace(loss, token_losses=loss.token_losses * factors), metrics
 
 
+def micro_batch_loss(
+    rule: ReinforcementRule,
+    correction: Correction,
+    batch: PolicyBatch,
+    weights: Tensor,
+    *,
+    selected: Tensor | None = None,
+    kl: Tensor | None = None,
+    kl_coef: float = 0.0,
+    entropy: Tensor | None = None,
+    entropy_coef: float = 0.0,
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return a micro-batch's contribution to its mini-batch's loss, and sums over its tokens, by metric name.
+
+    Args:
+        weights: [B, T] float, see `token_weights`.
+        selected: [B, T] bool, the tokens whose policy loss counts; None for all.
+        kl: [B, T] float, the KL estimate at each token; None without a KL term.
+        entropy: [B, T] float, the entropy at each token; None without a bonus.
+
+    Returns:
+        The loss, and sums without gradient: `loss/policy`, `loss/kl` with a KL term, `loss/total`, those of
+        `LossMetrics` as `ratio/...`, and those of `CorrectionMetrics` as `correction/...`. A name that ends with `_max`
+        is a maximum.
+    """
+    result, corrected = corrected_loss(rule, correction, batch)
+    losses = result.token_losses if selected is None else result.token_losses * selected
+    loss = (losses * weights).sum()
+    sums = {"loss/policy": loss}
+    if kl is not None:
+        sums["loss/kl"] = (batch.only_trained(kl) * weights).sum()
+        loss = loss + kl_coef * sums["loss/kl"]
+    if entropy is not None:
+        loss = loss - entropy_coef * (batch.only_trained(entropy) * weights).sum()
+    sums["loss/total"] = loss
+    sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
+    sums |= {f"correction/{name}": getattr(corrected, name) for name in CORRECTION_SUMS}
+    return loss, {name: value.detach() for name, value in sums.items()}
+
+
+def sampler_gap(logprobs: Tensor, sampled: Tensor, train_counts: Tensor) -> dict[str, Tensor]:
+    """Return sums of the difference between the trainer's and the sampler's logprobs, both [B, T], by metric name."""
+    trained = train_counts.ne(0)
+    counts = train_counts[trained]
+    log_ratio = (logprobs.detach() - sampled)[trained].double()
+    return {
+        "logprob_difference": (log_ratio.abs() * counts).sum(),
+        "rollout_kl": ((log_ratio.expm1() - log_ratio) * counts).sum(),
+        "compared_tokens": counts.sum(),
+    }
+
+
+def update_summary(
+    totals: Mapping[str, float], norms: Sequence[float], rate: float, mini_batches: int, tokens: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the metrics of a step's update.
+
+    Args:
+        totals: over all mini-batches, what `micro_batch_loss` returns, the `entropy` of the trained tokens, and, over
+            the first mini-batch, what `sampler_gap` returns.
+        norms: the gradient's norm in each optimizer step, all with the learning rate `rate`.
+        tokens: the metrics of the computed tokens.
+    """
+    trained, compared = max(totals["ratio/trained_tokens"], 1.0), max(totals["compared_tokens"], 1.0)
+    losses = ("loss/policy", "loss/kl", "loss/total")
+    metrics = {name: totals[name] / mini_batches for name in losses if name in totals}
+    metrics |= correction_summary({name: totals[f"correction/{name}"] for name in CORRECTION_SUMS})
+    metrics |= tokens
+    if len(norms) > 1:  # the loss of the first mini-batch is computed with the weights before the step
+        metrics["kl/update"] = totals["ratio/kl_sum"] / trained
+    return metrics | {
+        "entropy": totals["entropy"] / trained,
+        "clip_fraction": totals["ratio/clipped_low"] / trained + totals["ratio/clipped_high"] / trained,
+        "kl/rollout": totals["rollout_kl"] / compared,
+        "ratio/mean": totals["ratio/ratio_sum"] / trained,
+        "ratio/max": totals["ratio/ratio_max"],
+        "logprob_difference": totals["logprob_difference"] / compared,
+        "grad_norm": sum(norms) / len(norms),
+        "lr": rate,
+        "update/optimiser_steps": len(norms),
+    }
+
+
 def resolve_correction(config: AstunerConfig, *, low_precision: bool, can_differ: bool) -> Correction:
     """Return the correction of a run.
 
@@ -251,9 +312,10 @@ def resolve_correction(config: AstunerConfig, *, low_precision: bool, can_differ
     """
     section = config.trainer_common.correction
     has_no_recomputation = config.backbone == "trinity" and config.trainer_common.mini_batch_num > 1
-    ratio_corrects = has_ratio(config) and (has_no_recomputation or section.old_logprobs == "sampler")
+    has_ratio = config.trainer_common.algorithm.has_ratio
+    ratio_corrects = has_ratio and (has_no_recomputation or section.old_logprobs == "sampler")
     # Engines of trinity do not return the logprobs after the cut, so that the correction could not see it.
-    can_differ |= is_cut(config.rollout) and config.backbone != "trinity"
+    can_differ |= config.rollout.is_cut and config.backbone != "trinity"
     if section.mode == "auto":
         corrects = (low_precision or can_differ) and not ratio_corrects
         section = CorrectionConfig(mode="token_tis" if corrects else "none", old_logprobs=section.old_logprobs)

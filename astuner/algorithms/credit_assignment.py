@@ -22,10 +22,9 @@ from astuner.algorithms import (
     overlong_punishment,
     rewards_with_kl,
 )
+from astuner.algorithms.advantages import RewardComponents, reward_components
 from astuner.algorithms.call_advantages import add_to_calls, advantages_by_call, anchor_state_advantages
-from astuner.algorithms.reward_components import RewardComponents, reward_components
-from astuner.algorithms.training_rows import TrainingRow
-from astuner.algorithms.update_records import SampleKey, TokenValues, sample_updates
+from astuner.algorithms.training_rows import SampleKey, TokenValues, TrainingRow, sample_updates
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import response_length
 from astuner.doors import through_door
@@ -49,7 +48,6 @@ class UpdateResult:
     """The result of a training step on E episodes.
 
     Attributes:
-        metrics: by name.
         advantages: [E], in the order of the episodes.
         signal: whether any rewards that are compared with each other differ.
         samples: for each episode, how each of its samples was trained.
@@ -67,7 +65,6 @@ class StepAdvantages:
 
     Attributes:
         episodes: E episodes with a reward and samples.
-        rule: the algorithm's rule.
         rewards: [E] float32, after shaping.
         advantages: [E] float32.
         call_advantages: for each episode, by call id, the advantages of the calls that have a reward other than the
@@ -91,7 +88,7 @@ class StepAdvantages:
 
     @property
     def groups(self) -> list[str]:
-        """The group of each episode: the id of its task."""
+        """Each episode's group, which is the id of its task."""
         return [episode.task.task_id for episode in self.episodes]
 
     def assign_to(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
@@ -104,7 +101,7 @@ class StepAdvantages:
 
     @property
     def extremes(self) -> list[float]:
-        """[E], the largest absolute advantage of each episode and its calls; NaN if one of them is NaN."""
+        """[E], the largest absolute advantage of an episode and its calls; NaN if one is NaN."""
         largest = []
         for advantage, by_call in zip(self.advantages.tolist(), self.call_advantages, strict=True):
             values = [abs(value) for value in (advantage, *by_call.values())]
@@ -122,7 +119,9 @@ class StepAdvantages:
                 "in the workflow or the judge, for example to [-1, 1]"
             )
         extremes = self.extremes
-        by_advantage = sorted(range(len(extremes)), key=lambda index: -_or_infinite(extremes[index]))
+        by_advantage = sorted(
+            range(len(extremes)), key=lambda index: -math.inf if math.isnan(extremes[index]) else -extremes[index]
+        )
         named = [index for index in by_advantage if not extremes[index] <= _EXTREME]
         if named:
             return (
@@ -159,9 +158,8 @@ class StepAdvantages:
         """Return the result of the step.
 
         Args:
-            metrics: the metrics of the update.
             rows: the trained rows, as `assign_to` returns them.
-            token_values: the trainer's values of the trained tokens of each sample, where the update has kept them.
+            token_values: the trainer's values for each sample's trained tokens, where the update has kept them.
         """
         task_has_signal: dict[str, bool] = defaultdict(bool)
         for episode, signal in zip(self.episodes, self.has_signal.tolist(), strict=True):
@@ -181,17 +179,12 @@ class StepAdvantages:
         )
 
 
-def _or_infinite(value: float) -> float:
-    return math.inf if math.isnan(value) else value
-
-
 def step_advantages(
     config: AstunerConfig, algorithm: Algorithm, episodes: Sequence[Episode], kl_sums: Tensor | None
 ) -> StepAdvantages:
-    """Compute the advantages of a step's episodes; the episodes of one task are a group.
+    """Compute the advantages for a step's episodes, in which a task's episodes are a group.
 
     Args:
-        config: the run's configuration.
         algorithm: the resolved algorithm; it must have a rule.
         episodes: E episodes with a reward and samples.
         kl_sums: [E] float, the KL estimate of each episode; None if the reward has no KL term.
@@ -209,13 +202,13 @@ def step_advantages(
     )
     rewards = punished if kl_sums is None else rewards_with_kl(punished, kl_sums, settings.kl_coef)
     group_ids, lengths = _group_ids(episodes), _lengths(episodes)
-    parts = reward_components(episodes, settings.component_weights) if rule.by_component else None
+    parts = reward_components(episodes, settings.component_weights) if rule.advantage.by_component else None
     if parts is None:
         advantages = rule.advantages(rewards, group_ids, lengths)
     else:
         advantages = parts.advantages(group_ids, rule.norm_adv_by_std, rewards - raw)
     call_advantages = advantages_by_call(rule, episodes, rewards - raw, group_ids, lengths)
-    if rule.by_state:
+    if rule.advantage.by_state:
         steps = anchor_state_advantages(episodes, rule.norm_adv_by_std)
         call_advantages = add_to_calls(advantages.tolist(), call_advantages, steps, settings.step_advantage_coef)
 
@@ -232,9 +225,12 @@ def step_advantages(
         call_advantages = [
             {call: value * distillation.reward_coef for call, value in by_call.items()} for by_call in call_advantages
         ]
-    truncated = settings.mask_truncated_answers
-    left_out = frozenset(index for index, episode in enumerate(episodes) if truncated and _is_truncated(episode))
-    result = StepAdvantages(episodes, rule, rewards, advantages, call_advantages, signal, left_out)
+    left_out: set[int] = set()
+    for index, episode in enumerate(episodes if settings.mask_truncated_answers else ()):
+        trained = {span.call_id for sample in episode.samples for span in sample.spans}
+        if any(call.finish_reason == "length" and call.call_id in trained for call in episode.calls):
+            left_out.add(index)
+    result = StepAdvantages(episodes, rule, rewards, advantages, call_advantages, signal, frozenset(left_out))
     if not all(map(math.isfinite, result.extremes)):
         raise BackboneError(f"the advantages of a step are not finite, so it has no update: {result.explain_failure()}")
     return result
@@ -246,7 +242,6 @@ def tasks_with_signal(config: AstunerConfig, algorithm: Algorithm, episodes: Seq
     With a teacher, these are all tasks. Otherwise, they are those whose episodes do not all have the same reward.
 
     Args:
-        config: the run's configuration.
         algorithm: the resolved algorithm; it must have a rule.
         episodes: episodes with a reward and samples.
     """
@@ -256,7 +251,7 @@ def tasks_with_signal(config: AstunerConfig, algorithm: Algorithm, episodes: Seq
         return {episode.task.task_id for episode in episodes}
     if not episodes:
         return set()
-    parts = reward_components(episodes, weights) if rule.by_component else None
+    parts = reward_components(episodes, weights) if rule.advantage.by_component else None
     signal = _signal(rule, episodes, torch.zeros(len(episodes)), parts).tolist()
     return {episode.task.task_id for episode, differs in zip(episodes, signal, strict=True) if differs}
 
@@ -267,16 +262,17 @@ def _signal(
     """Return, for each episode, whether the rewards that it is compared with differ, [E] bool.
 
     Args:
-        rule: the algorithm's rule.
         episodes: E episodes with rewards.
         shaping: [E] float32, added to the rewards before they are compared.
         parts: the components of the rewards, if the algorithm compares those.
     """
     raw = torch.tensor([episode.reward for episode in episodes], dtype=torch.float32)
     group_ids = _group_ids(episodes)
-    peers = group_ids if rule.compares_group else torch.zeros_like(group_ids)
+    peers = group_ids if rule.advantage.compares_group else torch.zeros_like(group_ids)
     by_call = advantages_by_call(rule, episodes, shaping, group_ids, _lengths(episodes))
-    by_step = anchor_state_advantages(episodes, rule.norm_adv_by_std) if rule.by_state else [{}] * len(episodes)
+    by_step = (
+        anchor_state_advantages(episodes, rule.norm_adv_by_std) if rule.advantage.by_state else [{}] * len(episodes)
+    )
     calls_differ = torch.tensor(
         [float(any(own.values()) or any(steps.values())) for own, steps in zip(by_call, by_step, strict=True)]
     )
@@ -295,11 +291,6 @@ def _group_ids(episodes: Sequence[Episode]) -> Tensor:
 def _lengths(episodes: Sequence[Episode]) -> Tensor:
     """Return [E] int64, the numbers of trained tokens."""
     return torch.tensor([sum(sum(sample.train_counts) for sample in episode.samples) for episode in episodes])
-
-
-def _is_truncated(episode: Episode) -> bool:
-    trained = {span.call_id for sample in episode.samples for span in sample.spans}
-    return any(call.finish_reason == "length" and call.call_id in trained for call in episode.calls)
 
 
 def uses_kl_loss(config: AstunerConfig) -> bool:
@@ -323,16 +314,12 @@ def shuffle_seed(config: AstunerConfig, step: int) -> str:
 
 
 def check_logprob_gap(
-    difference: float,
-    dtype: torch.dtype,
-    when: str,
-    samples: Iterable[TokenPairs] = (),
-    earlier: Sequence[float] = (),
+    difference: float, dtype: torch.dtype, when: str, samples: Iterable[TokenPairs] = (), earlier: Sequence[float] = ()
 ) -> None:
     """Check that the engine samples with the trained weights.
 
     Args:
-        difference: mean absolute difference between the logprobs of the sampler and of the trainer, nats a token.
+        difference: mean absolute difference between the sampler's and the trainer's logprobs, nats a token.
         dtype: the dtype that the model computes in.
         when: the moment of the check, for the message.
         samples: the logprobs of each sample, from which the cause is derived; read only if the check fails.

@@ -48,14 +48,12 @@ def _rows() -> Iterator[tuple[str, ...]]:
         )
 
 
-def _corrections() -> Iterator[tuple[str, ...]]:
-    for name, spec in CORRECTIONS.items():
-        yield f"`{name}`", spec.formula, spec.source or "–"
-
-
 PARTS = {
     "algorithms": lambda: table(_HEADER, _rows()),
-    "corrections": lambda: table(("`mode`", "factor of a token's loss", "source"), _corrections()),
+    "corrections": lambda: table(
+        ("`mode`", "factor of a token's loss", "source"),
+        ((f"`{name}`", spec.formula, spec.source or "–") for name, spec in CORRECTIONS.items()),
+    ),
 }
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The inputs and the result of a policy-gradient loss."""
+"""The inputs, the metrics and the result of a policy-gradient loss."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from astuner.algorithms.kl import LOG_RATIO_LIMIT
-from astuner.algorithms.loss_metrics import LossMetrics
 from astuner.errors import BackboneError
 
 
 @dataclass(frozen=True, slots=True)
 class ClipRange:
-    """The range [1 - low, 1 + high] of clipped ratios; with `low` of 1 or more there is no lower bound.
+    """The range [1 - low, 1 + high] to which ratios are clipped; if `low` is 1 or more, there is no lower bound.
 
     Attributes:
         low, high: distances from 1.
@@ -29,6 +28,10 @@ class ClipRange:
     def __call__(self, ratio: Tensor) -> Tensor:
         """Return `ratio` clipped to the range; its gradient outside the range is zero."""
         return ratio.clamp(1 - self.low, 1 + self.high)
+
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> tuple[Tensor, Tensor]:
+        """Return where a ratio is below and above the range, and the advantage has the sign that makes this count."""
+        return (ratio < 1 - self.low) & (advantages < 0), (ratio > 1 + self.high) & (advantages > 0)
 
 
 NO_CLIP = ClipRange(low=math.inf, high=math.inf)
@@ -99,7 +102,7 @@ class CallTokens:
         return self.means_over_calls(call_values[self.call_of], train_counts)
 
     def means_over_calls(self, values: Tensor, train_counts: Tensor) -> Tensor:
-        """Return, for each token, the mean over its calls of values [N]; 0 for tokens outside of the calls."""
+        """Return each token's mean over its calls, from values [N]; 0 for tokens outside all calls."""
         sums = values.new_zeros(train_counts.numel()).index_add(0, self.places, values)
         return sums.view(train_counts.shape) / train_counts.clamp(min=1)
 
@@ -155,6 +158,60 @@ class PolicyBatch:
                 "as its train count; pass exactly the trained spans of the samples"
             )
         return tokens
+
+
+@dataclass(frozen=True, slots=True)
+class LossMetrics:
+    """Sums over trained tokens, weighted by their train counts: scalar float64 tensors without gradient.
+
+    The sums of micro-batches add up, and `ratio_max` is the largest. They stay on their device, so that a micro-batch
+    does not wait for a transfer.
+
+    Attributes:
+        trained_tokens: the number of trained tokens.
+        clipped_low, clipped_high: the number of tokens with a ratio beyond the bound. For a loss that clips the update
+            (all but CISPO's), only tokens whose advantage has the sign that makes the bound effective.
+        ratio_sum, ratio_max: the importance ratio's sum and maximum (for GSPO, the ratio of the token's call).
+        kl_sum: sum of r - 1 - log r, where r is the token's ratio: the k3 estimate of KL(π_old ‖ π) for tokens
+            sampled from π_old.
+    """
+
+    trained_tokens: Tensor
+    clipped_low: Tensor
+    clipped_high: Tensor
+    ratio_sum: Tensor
+    ratio_max: Tensor
+    kl_sum: Tensor
+
+    @classmethod
+    @torch.no_grad()
+    def of(
+        cls,
+        batch: PolicyBatch,
+        ratio: Tensor,
+        clipped: tuple[Tensor, Tensor] | None = None,
+        weight: Tensor | None = None,
+    ) -> LossMetrics:
+        """Return the metrics of one micro-batch.
+
+        Args:
+            ratio, clipped, weight: tensors of one shape, with an entry per token or per call: the importance ratios,
+                whether they are clipped below and above, and the numbers of trained tokens. By default, nothing is
+                clipped, and the weights are the train counts.
+        """
+        weight = batch.train_counts if weight is None else weight
+        count = weight.double()
+        low, high = (torch.zeros_like(count),) * 2 if clipped is None else clipped
+        present = torch.where(weight > 0, ratio, torch.zeros_like(ratio)).double()
+        log_ratio = batch.log_ratio().double()
+        return cls(
+            trained_tokens=count.sum(),
+            clipped_low=(low * count).sum(),
+            clipped_high=(high * count).sum(),
+            ratio_sum=(present * count).sum(),
+            ratio_max=present.amax() if present.numel() else present.sum(),
+            kl_sum=((log_ratio.expm1() - log_ratio) * batch.train_counts).sum(),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Notation: r = π(token) / π_old(token) is the ratio of a token's probability under the policy to that under the policy
 before the update; A is the advantage of the token's call. All functions map a `PolicyBatch` and a `ClipRange` to a
-`PolicyLoss`. The loss of the batch is the sum of its token losses × `aggregate.token_weights`.
+`PolicyLoss`. The batch's loss is the sum of its token losses × `aggregate.token_weights`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from astuner.algorithms.loss_metrics import LossMetrics
-from astuner.algorithms.policy_batch import NO_CLIP, ClipRange, PolicyBatch, PolicyLoss
+from astuner.algorithms.policy_batch import NO_CLIP, ClipRange, LossMetrics, PolicyBatch, PolicyLoss
 
 
 def clipped_surrogate_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
@@ -26,14 +25,7 @@ def clipped_surrogate_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     ratio = log_ratio.exp()
     advantages = batch.token_advantages()
     losses = batch.only_trained(_surrogate(ratio, advantages, clip))
-    metrics = LossMetrics.of(
-        ratio=ratio,
-        weight=batch.train_counts,
-        clipped_low=(ratio < 1 - clip.low) & (advantages < 0),
-        clipped_high=(ratio > 1 + clip.high) & (advantages > 0),
-        token_log_ratio=log_ratio,
-        train_counts=batch.train_counts,
-    )
+    metrics = LossMetrics.of(batch, ratio, clip.clipped(ratio, advantages))
     return PolicyLoss(losses, metrics)
 
 
@@ -54,14 +46,7 @@ def sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     ratio = tokens.means(log_ratio).exp()
     advantages = batch.token_advantages()[batch.calls.rows, batch.calls.starts]
     losses = tokens.to_tokens(_surrogate(ratio, advantages, clip), batch.train_counts)
-    metrics = LossMetrics.of(
-        ratio=ratio,
-        weight=tokens.lengths,
-        clipped_low=(ratio < 1 - clip.low) & (advantages < 0),
-        clipped_high=(ratio > 1 + clip.high) & (advantages > 0),
-        token_log_ratio=log_ratio,
-        train_counts=batch.train_counts,
-    )
+    metrics = LossMetrics.of(batch, ratio, clip.clipped(ratio, advantages), tokens.lengths)
     return PolicyLoss(losses, metrics)
 
 
@@ -69,7 +54,7 @@ def token_sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLo
     """Return -min(s A, clip(s) A) at each token, where s = sg(s of the call) × r / sg(r) and sg is the stop-gradient.
 
     GSPO-token (arXiv:2507.18071, eq. 13 and 14): s has GSPO's value, but the token's gradient, so each token
-    can have its own advantage. If all tokens of a call have the same advantage, the gradient equals that of
+    can have its own advantage. If all tokens in a call have the same advantage, the gradient equals that of
     `sequence_clipped_loss`.
 
     Raises:
@@ -82,21 +67,14 @@ def token_sequence_clipped_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLo
     ratio = sequence_ratio * (token_log_ratio - token_log_ratio.detach()).exp()
     advantages = batch.token_advantages().flatten()[tokens.places]
     losses = tokens.means_over_calls(_surrogate(ratio, advantages, clip), batch.train_counts)
-    metrics = LossMetrics.of(
-        ratio=ratio,
-        weight=torch.ones_like(tokens.places),
-        clipped_low=(ratio < 1 - clip.low) & (advantages < 0),
-        clipped_high=(ratio > 1 + clip.high) & (advantages > 0),
-        token_log_ratio=log_ratio,
-        train_counts=batch.train_counts,
-    )
+    metrics = LossMetrics.of(batch, ratio, clip.clipped(ratio, advantages), torch.ones_like(tokens.places))
     return PolicyLoss(losses, metrics)
 
 
 def geometric_mean_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     """Return -g A at each token, where g is the geometric mean over the clipped ratios in the token's call.
 
-    GMPO (arXiv:2507.20673, eq. 4): log r of each token is clipped to [-low, high] where that makes the objective
+    GMPO (arXiv:2507.20673, eq. 4): each token's log r is clipped to [-low, high] where that makes the objective
     smaller, and g is the exponential of the mean over the call's tokens. A token whose ratio is clipped has no
     gradient, and the other tokens of the call keep theirs. The unit is a call, as in `sequence_clipped_loss`.
 
@@ -111,14 +89,8 @@ def geometric_mean_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     # Clipping applies where it makes r A smaller.
     limited = torch.where(advantages >= 0, torch.minimum(log_ratio, clipped), torch.maximum(log_ratio, clipped))
     call_losses = -tokens.means(limited).exp() * advantages[batch.calls.rows, batch.calls.starts]
-    metrics = LossMetrics.of(
-        ratio=log_ratio.exp(),
-        weight=batch.train_counts,
-        clipped_low=(log_ratio < -clip.low) & (advantages < 0),
-        clipped_high=(log_ratio > clip.high) & (advantages > 0),
-        token_log_ratio=log_ratio,
-        train_counts=batch.train_counts,
-    )
+    is_clipped = ((log_ratio < -clip.low) & (advantages < 0), (log_ratio > clip.high) & (advantages > 0))
+    metrics = LossMetrics.of(batch, log_ratio.exp(), is_clipped)
     return PolicyLoss(tokens.to_tokens(call_losses, batch.train_counts), metrics)
 
 
@@ -140,15 +112,7 @@ def soft_gate_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     positive, negative = SAPO_TEMPERATURES
     temperature = torch.where(advantages > 0, positive, negative).to(ratio.dtype)
     gate = torch.sigmoid(temperature * (ratio - 1)) * 4 / temperature
-    not_clipped = torch.zeros_like(batch.train_counts, dtype=torch.bool)
-    metrics = LossMetrics.of(
-        ratio=ratio,
-        weight=batch.train_counts,
-        clipped_low=not_clipped,
-        clipped_high=not_clipped,
-        token_log_ratio=log_ratio,
-        train_counts=batch.train_counts,
-    )
+    metrics = LossMetrics.of(batch, ratio)
     return PolicyLoss(batch.only_trained(-gate * advantages), metrics)
 
 
@@ -161,14 +125,7 @@ def clipped_weight_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     log_ratio = batch.log_ratio().detach()
     ratio = log_ratio.exp()
     losses = batch.only_trained(-clip(ratio) * batch.token_advantages() * batch.logprobs)
-    metrics = LossMetrics.of(
-        ratio=ratio,
-        weight=batch.train_counts,
-        clipped_low=ratio < 1 - clip.low,
-        clipped_high=ratio > 1 + clip.high,
-        token_log_ratio=log_ratio,
-        train_counts=batch.train_counts,
-    )
+    metrics = LossMetrics.of(batch, ratio, (ratio < 1 - clip.low, ratio > 1 + clip.high))
     return PolicyLoss(losses, metrics)
 
 
@@ -181,15 +138,7 @@ def reinforce_loss(batch: PolicyBatch, clip: ClipRange) -> PolicyLoss:
     """
     assert clip == NO_CLIP, clip
     log_ratio = batch.log_ratio().detach()
-    not_clipped = torch.zeros_like(batch.train_counts, dtype=torch.bool)
-    metrics = LossMetrics.of(
-        ratio=log_ratio.exp(),
-        weight=batch.train_counts,
-        clipped_low=not_clipped,
-        clipped_high=not_clipped,
-        token_log_ratio=log_ratio,
-        train_counts=batch.train_counts,
-    )
+    metrics = LossMetrics.of(batch, log_ratio.exp())
     return PolicyLoss(batch.only_trained(-batch.token_advantages() * batch.logprobs), metrics)
 
 

@@ -1,10 +1,11 @@
-"""Training rows: the context tracker's samples with their calls' advantages, for every trainer."""
+"""Training rows: the tracker's samples with their calls' advantages, and what the record keeps about their update."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -13,7 +14,11 @@ from torch import Tensor
 
 from astuner.algorithms import sample_scales
 from astuner.config.algorithms import LossAggMode, MiniBatchUnit
-from astuner.schema import LlmCall, Sample
+from astuner.run_record.updates import SampleUpdate, count_trained_tokens
+from astuner.schema import Episode, Floats, LlmCall, Sample
+
+SampleKey = tuple[int, int]
+"""The indices of an episode and a sample within it."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +30,7 @@ class TrainingRow:
         train_counts: N counts: how often each token is trained; 0 for context.
         logprobs: N log-probabilities from the sampler; empty for transcripts.
         old_logprobs: N log-probabilities that replace `logprobs` in the probability ratio; empty to use `logprobs`.
-        calls: (start, end) of the completion of each LLM call; empty for transcripts.
+        calls: (start, end) of each LLM call's completion; empty for transcripts.
         call_ids: the ids of those calls.
         advantages: the advantages of those calls; empty until they are assigned.
         temperatures: the sampling temperatures of those calls; empty for transcripts.
@@ -54,9 +59,7 @@ class TrainingRow:
         """Return the row of a sample, which must not be a tree.
 
         Args:
-            sample: the sample.
             episode: index of its episode in the batch.
-            index: index of the sample in the episode.
         """
         assert sample.parents is None
         return TrainingRow(
@@ -69,26 +72,22 @@ class TrainingRow:
             sample=index,
         )
 
-    def with_temperatures(self, temperatures: Mapping[str, float]) -> TrainingRow:
-        """Return the row with its calls' sampling temperatures, taken from a mapping from call ids to temperatures."""
-        return replace(self, temperatures=[temperatures[call_id] for call_id in self.call_ids])
-
-    def with_sampler_logprobs(self, calls: Mapping[str, LlmCall]) -> TrainingRow:
-        """Return the row with its calls' sampler logprobs, taken from a mapping from call ids to calls."""
+    def with_calls(self, calls: Mapping[str, LlmCall]) -> TrainingRow:
+        """Return the row with its calls' sampling temperatures and sampler logprobs; `calls` has them by id."""
+        row = replace(self, temperatures=[calls[call_id].sampling.temperature for call_id in self.call_ids])
         if not any(calls[call_id].sampler_logprobs for call_id in self.call_ids):
-            return self
+            return row
         logprobs = np.array(self.logprobs, np.float32)
         for (start, end), call_id in zip(self.calls, self.call_ids, strict=True):
             if calls[call_id].sampler_logprobs:
                 logprobs[start:end] = calls[call_id].sampler_logprobs
-        return replace(self, sampler_logprobs=logprobs)
+        return replace(row, sampler_logprobs=logprobs)
 
     def with_advantages(self, episode_advantage: float, call_advantages: Mapping[str, float]) -> TrainingRow:
         """Return the row with the advantages of its calls.
 
         Args:
             episode_advantage: the advantage of calls that are not in `call_advantages`.
-            call_advantages: advantages by call id.
         """
         advantages = [call_advantages.get(call_id, episode_advantage) for call_id in self.call_ids]
         return replace(self, advantages=advantages)
@@ -97,6 +96,16 @@ class TrainingRow:
     def has_advantage(self) -> bool:
         """Whether any of its calls or tokens has an advantage other than 0."""
         return any(self.advantages) or (self.teacher_advantages is not None and bool(self.teacher_advantages.any()))
+
+
+def training_rows(episodes: Sequence[Episode]) -> list[TrainingRow]:
+    """Return a row for each sample in the episodes, in order, with what it needs from its calls."""
+    calls = [{call.call_id: call for call in episode.calls} for episode in episodes]
+    return [
+        TrainingRow.from_sample(sample, index, number).with_calls(calls[index])
+        for index, episode in enumerate(episodes)
+        for number, sample in enumerate(episode.samples)
+    ]
 
 
 def prompt_length(sample: Sample) -> int:
@@ -139,18 +148,17 @@ def mini_batches(
 ) -> list[list[int]]:
     """Shuffle the groups and cut them into `count` mini-batches, or fewer if there are fewer units.
 
-    The numbers of units of two mini-batches differ by at most one. With episodes as units, a group is divided only
+    Two mini-batches' numbers of units differ by at most one. With episodes as units, a group is divided only
     where this requires it; with groups, it is never divided.
 
     Args:
         rows: all rows of a step.
         groups: the group of each episode, by the episode's index.
         count: the number of mini-batches.
-        seed: the seed of the order.
-        unit: whether mini-batches consist of episodes or of whole groups.
+        unit: whether mini-batches consist of episodes or whole groups.
 
     Returns:
-        The indices of the rows of each mini-batch, in ascending order. The rows of an episode stay together.
+        The row indices of each mini-batch, in ascending order. The rows of an episode stay together.
     """
     episodes = sorted({row.episode for row in rows})
     random_numbers = random.Random(seed)
@@ -185,3 +193,53 @@ def row_scales(rows: Sequence[TrainingRow], mode: LossAggMode, max_response_leng
     """
     trained = torch.tensor([int(np.asarray(row.train_counts).sum()) for row in rows])
     return sample_scales(trained, torch.tensor([row.episode for row in rows]), mode, max_response_length)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenValues:
+    """Values that an update computes for the M trained tokens of a sample, in order.
+
+    Attributes:
+        logprobs: [M] float32, log-probabilities of the tokens.
+        entropies: [M] float32, entropies in nats of the distributions from which they were sampled.
+    """
+
+    logprobs: Floats
+    entropies: Floats
+
+
+def sample_updates(
+    episodes: Sequence[Episode], rows: Sequence[TrainingRow], values: Mapping[SampleKey, TokenValues]
+) -> tuple[tuple[SampleUpdate, ...], ...]:
+    """Return an update record for each sample, grouped by episode.
+
+    Args:
+        episodes: E episodes.
+        rows: the trained rows, with advantages. A sample without a row, for example of a group that the algorithm
+            leaves out, has advantage 0.
+        values: the trainer's values of each sample's trained tokens, where the update computed them.
+    """
+    row_of = {(row.episode, row.sample): row for row in rows}
+    return tuple(
+        tuple(
+            _sample_update(sample, row_of.get((index, number)), values.get((index, number)))
+            for number, sample in enumerate(episode.samples)
+        )
+        for index, episode in enumerate(episodes)
+    )
+
+
+def _sample_update(sample: Sample, row: TrainingRow | None, values: TokenValues | None) -> SampleUpdate:
+    advantages = _advantage_runs(sample, row)
+    return SampleUpdate(advantages) if values is None else SampleUpdate(advantages, values.logprobs, values.entropies)
+
+
+def _advantage_runs(sample: Sample, row: TrainingRow | None) -> tuple[tuple[int, float], ...]:
+    """Return the trained tokens' advantages, in order, as (number of tokens, advantage)."""
+    advantages = set(row.advantages) if row else {0.0}
+    if len(advantages) == 1 and (row is None or row.teacher_advantages is None):
+        return ((count_trained_tokens(sample), advantages.pop()),)
+    assert row is not None
+    table = token_advantages([row], len(sample.token_ids))[0].tolist()
+    values = (advantage for advantage, count in zip(table, sample.train_counts, strict=True) if count)
+    return tuple((len(list(run)), advantage) for advantage, run in groupby(values))

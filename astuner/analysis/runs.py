@@ -13,28 +13,30 @@ from rich.markup import escape
 from rich.table import Table
 
 from astuner.errors import RecordError, shorten
+from astuner.launcher.console import plain_table
 from astuner.run_record.folder import FolderLock, is_record
-from astuner.run_record.run_facts import RunFacts, read_facts
-from astuner.run_record.run_results import describe_result, describe_run, result_difference, setting_differences
+from astuner.run_record.recorded_run import (
+    RecordedRun,
+    describe_result,
+    describe_run,
+    result_difference,
+    setting_differences,
+)
 from astuner.system.clock import duration_text
 
 _STYLES = {"running": "green", "finished": "", "failed": "bold red", "stopped": "yellow"}
 
 
-def read_runs(exp_dir: Path) -> list[RunFacts]:
-    """Return the runs in a folder, the latest first.
-
-    Raises:
-        RecordError: the folder does not exist, or contains no run.
-    """
+def read_runs(exp_dir: Path) -> list[RecordedRun]:
+    """Return the runs in a folder, the latest first; `RecordError` if the folder does not exist, or contains no run."""
     folders = [folder for folder in exp_dir.iterdir() if is_record(folder)] if exp_dir.is_dir() else []
     if not folders:
         raise RecordError(f"there are no runs in {exp_dir}; start a run first, or name its folder with --exp-dir")
-    return sorted(map(read_facts, folders), key=lambda facts: -facts.started)
+    return sorted(map(RecordedRun, folders), key=lambda facts: -facts.started)
 
 
 def select_runs(
-    runs: Sequence[RunFacts], words: Sequence[str], sort: str, *, show_all: bool
+    runs: Sequence[RecordedRun], words: Sequence[str], sort: str, *, show_all: bool
 ) -> tuple[list[dict[str, Any]], int]:
     """Return the list's rows, and the number of hidden runs.
 
@@ -57,7 +59,7 @@ def select_runs(
 
 def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the list of runs as a table."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("run", overflow="fold")
     for name in ("state", "backbone"):
         table.add_column(name, no_wrap=True)
@@ -84,10 +86,10 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
-def print_comparison(console: Console, runs: Sequence[RunFacts]) -> None:
+def print_comparison(console: Console, runs: Sequence[RecordedRun]) -> None:
     """Print the results of runs side by side, whether their success rates differ beyond noise, and their keys."""
     described = [describe_result(facts) for facts in runs]
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("")
     for row in described:
         table.add_column(escape(row["run"]), overflow="fold")

@@ -8,20 +8,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, cast
 
-from astuner.backbone.ray_cluster.started import StartedRay, is_own_ray
 from astuner.backbone.training.progress import PhaseName, RunProgress, warn_if_slow
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.keys import KeyPath
-from astuner.config.root import AstunerConfig, RunConfig, is_installed
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.doors import through_door
 from astuner.errors import BackboneError
 from astuner.run_record.record import RunRecord
 from astuner.run_record.summary import RunSummary
-from astuner.schema import Episode
-from astuner.task_rollout import ActiveEpisodes, Split
+from astuner.schema import Episode, Split
+from astuner.system.paths import is_installed
+from astuner.task_rollout import ActiveEpisodes
 
 if TYPE_CHECKING:
-    from astuner.diagnostics import Monitor
+    from astuner.diagnostics.monitor import Monitor
+
+
+@dataclass(frozen=True, slots=True)
+class StartedRay:
+    """A Ray instance that was started as a service of the run.
+
+    Attributes:
+        address: `host:port` of its head, on this machine.
+        others_join: whether nodes on other machines may join.
+    """
+
+    address: str
+    others_join: bool
+
+
+def is_own_ray(address: str | None, started: StartedRay | None) -> bool:
+    """Return whether a run with this `ray_address` starts its own Ray instance and uses this machine only."""
+    return address is None and (started is None or not started.others_join)
 
 
 @dataclass(frozen=True)
@@ -29,12 +47,7 @@ class RunContext:
     """Inputs of a backbone run.
 
     Attributes:
-        config: the whole configuration, resolved.
-        run_inputs: the user's tasks, model, workflow and judge.
-        record: the run record to write to.
-        progress: progress bars.
         started: when the process started, as a `timestamp`.
-        active_episodes: the episodes that run at the moment.
         monitor: looks for faults in the episodes and updates.
         keep_engine: whether the inference server that the run starts keeps running after the run.
         on_episode: called on the main thread with each finished episode of a dry run.
@@ -89,13 +102,7 @@ class PreflightContext:
 
 @dataclass(frozen=True)
 class MemoryPart:
-    """One use of memory.
-
-    Attributes:
-        name: what it is for.
-        size: bytes.
-        fix: the configuration keys that make it smaller.
-    """
+    """One use of memory, in bytes; `fix` names the configuration keys that make it smaller."""
 
     name: str
     size: int
@@ -150,12 +157,8 @@ class Backbone(Protocol):
     ) -> None:
         """Check what needs only the configuration and this machine, before services such as Ray start.
 
-        Args:
-            config, origins, ray: as in `RunContext`; the Ray cluster has not started yet.
-            trains: whether the run trains.
-
-        Raises:
-            AstunerError: the backbone cannot run the configuration. The message explains how to fix it.
+        The arguments are as in `RunContext`. AstunerError: the backbone cannot run the configuration; the
+        message explains how to fix it.
         """
         ...
 
@@ -195,7 +198,6 @@ class BackboneSpec:
     """What a backbone requires; its class is in `DOORS`.
 
     Attributes:
-        needs: modules that it imports.
         trains: whether it is a `TrainingBackbone`.
         install: the command that installs the packages.
     """
@@ -214,11 +216,7 @@ _BACKBONES = {
 
 
 def load_training_backbone(name: str) -> TrainingBackbone:
-    """Return the training backbone `name`.
-
-    Raises:
-        BackboneError: `name` is unknown or has no trainer, or its packages are missing.
-    """
+    """Return the training backbone `name`; raise BackboneError if it is unknown, has no trainer, or lacks packages."""
     if name in _BACKBONES and not _BACKBONES[name].trains:
         trainers = ", ".join(sorted(other for other, spec in _BACKBONES.items() if spec.trains))
         raise BackboneError(
@@ -229,11 +227,7 @@ def load_training_backbone(name: str) -> TrainingBackbone:
 
 
 def load_backbone(name: str) -> Backbone:
-    """Return the backbone `name`.
-
-    Raises:
-        BackboneError: `name` is unknown, or its packages are missing. The message has the command that installs them.
-    """
+    """Return the backbone `name`. BackboneError: it is unknown, or lacks packages; the message says how to install."""
     if name not in _BACKBONES:
         raise BackboneError(f"unknown backbone {name!r}; choose one of {', '.join(sorted(_BACKBONES))}")
     spec = _BACKBONES[name]

@@ -19,18 +19,36 @@ def bench() -> None:
     """
 
 
+def _checked_seeds(_context: click.Context, _option: click.Parameter, value: int | None) -> int | None:
+    from astuner.analysis.benchmark.suite import MAX_SEEDS
+
+    if value is not None and value > MAX_SEEDS:
+        raise click.BadParameter(f"{value} is not a number of seeds; expected 1 to {MAX_SEEDS}")
+    return value
+
+
+def _checked_backbones(_context: click.Context, _option: click.Parameter, value: str | None) -> tuple[str, ...]:
+    from astuner.analysis.benchmark.suite import BACKBONES
+
+    names = tuple(name.strip() for name in value.split(",")) if value is not None else ()
+    for name in names:
+        if name not in BACKBONES:
+            raise click.BadParameter(f"{name!r} is not a backbone that trains; expected some of {', '.join(BACKBONES)}")
+    return names
+
+
 @bench.command()
 @click.argument("suite", type=click.Path(path_type=Path), metavar="SUITE.yaml")
 @click.option(
     "--seeds",
     type=click.IntRange(min=1),
-    callback=lambda _context, _option, value: _checked_seeds(value),
+    callback=_checked_seeds,
     metavar="N",
     help="The seeds 1 to N. Other seeds are listed in the suite. [default: those of the suite]",
 )
 @click.option(
     "--backbones",
-    callback=lambda _context, _option, value: _names(value),
+    callback=_checked_backbones,
     metavar="NAME,NAME",
     help="Backbones of the runs. [default: those of the suite, or local]",
 )
@@ -77,24 +95,6 @@ def run(
     )  # fmt: skip
 
 
-def _checked_seeds(value: int | None) -> int | None:
-    from astuner.analysis.benchmark.suite import MAX_SEEDS
-
-    if value is not None and value > MAX_SEEDS:
-        raise click.BadParameter(f"{value} is not a number of seeds; expected 1 to {MAX_SEEDS}")
-    return value
-
-
-def _names(value: str | None) -> tuple[str, ...]:
-    from astuner.analysis.benchmark.suite import BACKBONES
-
-    names = tuple(name.strip() for name in value.split(",")) if value is not None else ()
-    for name in names:
-        if name not in BACKBONES:
-            raise click.BadParameter(f"{name!r} is not a backbone that trains; expected some of {', '.join(BACKBONES)}")
-    return names
-
-
 @bench.command()
 @click.argument("a", type=click.Path(path_type=Path, exists=True))
 @click.argument("b", type=click.Path(path_type=Path, exists=True))
@@ -125,7 +125,8 @@ def compare(a: Path, b: Path, level: float, tolerance: float, until: int | None,
     A and B are result files, or folders of them. The exit code is 1 if a result of B is worse, if B lacks a result
     of A, or if a seed failed only in B. It is 2 if A and B cannot be compared, and otherwise 0.
     """
-    from astuner.analysis.benchmark import compare_results, print_comparison, read_results
+    from astuner.analysis.benchmark.comparison import compare_results, print_comparison
+    from astuner.analysis.benchmark.results import read_results
     from astuner.launcher.console import make_console
 
     try:

@@ -11,7 +11,7 @@ import click
 from astuner.cli.options import CONF, OVERRIDES
 
 if TYPE_CHECKING:
-    from astuner.task_sources.tracing import Trace
+    from astuner.task_sources.tracing.trace import Trace
 
 SOURCE = click.argument("source", type=click.Path(exists=True, path_type=Path))
 FEEDBACK = click.option(
@@ -64,15 +64,21 @@ def trace() -> None:
 @SKIP
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 def show(source: Path, trace_id: str | None, feedback: Path | None, skip_bad_rows: bool, as_json: bool) -> None:
-    """List the traces of SOURCE, or show the messages of one.
+    """List the traces of SOURCE, or show one trace's messages.
 
     TRACE_ID is the id of a trace or a unique prefix of one. Texts are shown without redaction.
     """
-    from astuner.task_sources.tracing import read_traces
+    from astuner.task_sources.tracing.reader import read_traces
 
     read = read_traces(source, feedback, skip_bad_rows=skip_bad_rows)
     if trace_id is not None:
-        chosen = _find(read.traces, trace_id)
+        matches = [item for item in read.traces if item.trace_id == trace_id]
+        matches = matches or [item for item in read.traces if item.trace_id.startswith(trace_id)]
+        if len(matches) != 1:
+            raise click.UsageError(
+                f"{len(matches)} of {len(read.traces)} traces have an id that begins with {trace_id!r}; expected one"
+            )
+        (chosen,) = matches
         click.echo(json.dumps(_fields(chosen, complete=True)) if as_json else _text(chosen))
         return
     for item in read.traces:
@@ -134,7 +140,7 @@ def import_(
 
     from astuner.config.task_sources import FeedbackTracingConfig
     from astuner.task_reader import describe_left_out
-    from astuner.task_sources.tracing import TARGETS, import_traces
+    from astuner.task_sources.tracing.convert import TARGETS, import_traces
 
     fields: dict[str, Any] = {
         "base_url": str(source),
@@ -157,16 +163,6 @@ def import_(
         click.echo(f"wrote {imported.validation} rows to {validation_out}")
     if imported.conversion.left_out:
         click.echo(f"left out {describe_left_out(imported.conversion.left_out)}")
-
-
-def _find(traces: tuple[Trace, ...], trace_id: str) -> Trace:
-    matches = [item for item in traces if item.trace_id == trace_id]
-    matches = matches or [item for item in traces if item.trace_id.startswith(trace_id)]
-    if len(matches) != 1:
-        raise click.UsageError(
-            f"{len(matches)} of {len(traces)} traces have an id that begins with {trace_id!r}; expected one"
-        )
-    return matches[0]
 
 
 def _fields(item: Trace, *, complete: bool) -> dict[str, Any]:

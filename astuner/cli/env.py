@@ -45,7 +45,7 @@ def list_environments(family: str | None, as_json: bool) -> None:
     for name in [family] if family else ADAPTERS:
         row: dict[str, Any] = {"family": name, "installed": True, "environments": [], "unusable": {}, "error": None}
         try:
-            row["environments"] = [f"{name}/{environment}" for environment in adapter(name).names()]
+            row["environments"] = [f"{name}/{environment}" for environment in _names(name)]
             row["unusable"] = {f"{name}/{environment}": fault for environment, fault in _faults(name).items()}
         except EnvError as error:
             row |= {"installed": False, "error": str(error)}
@@ -126,7 +126,7 @@ def validate(
     The reference must reach its full score, and an empty and a garbage answer less. Equal seeds must give equal
     observations. A released instance must be gone. Exits with code 1 if a check fails.
     """
-    from astuner.env_service.validation import ValidationSettings, service_client, validate_all
+    from astuner.env_service.validation import service_client, validate_all
 
     chosen = list(dict.fromkeys([*env_types, *_environments_of(tuple(ADAPTERS) if is_all else families, is_all)]))
     if not chosen:
@@ -134,9 +134,8 @@ def validate(
 
     async def check() -> list[EnvValidation]:
         results = []
-        settings = ValidationSettings(params, tasks, jobs, timeout)
         async with service_client(chosen, url, step_timeout=timeout) as client:
-            async for result in validate_all(client, chosen, settings):
+            async for result in validate_all(client, chosen, params, tasks, jobs, timeout):
                 results.append(result)
                 if as_json:
                     click.echo(json.dumps(result.to_json(), ensure_ascii=False))
@@ -222,18 +221,25 @@ def serve(
     Each instance has a process of its own. Runs use the service with task_reader.type: env_service. The service runs
     until Ctrl-C.
     """
-    from astuner.env_service.http_server import EnvServiceOptions, serve
+    from astuner.env_service.http_server import serve
     from astuner.env_service.instances import ServiceLimits
 
     limits = ServiceLimits(max_instances, idle_seconds, lease_seconds, step_timeout, max_observation_bytes)
-    options = EnvServiceOptions(dict(map(_named, environments)), host, port, token, search, limits)
-    serve(options, lambda address: click.echo(f"serving {', '.join(options.env_types)} at {address} (Ctrl-C stops)"))
+    served = {}
+    for environment in environments:
+        name, equals, source = environment.partition("=")
+        served[name] = source if equals else environment
+
+    def on_ready(address: str) -> None:
+        click.echo(f"serving {', '.join(served)} at {address} (Ctrl-C stops)")
+
+    serve(served, host, port, token, search, limits, on_ready)
 
 
-def _named(environment: str) -> tuple[str, str]:
-    """Return the name of an environment in the service, and the environment."""
-    name, equals, source = environment.partition("=")
-    return (name, source) if equals else (environment, environment)
+def _names(family: str) -> Sequence[str]:
+    """Return a family's environments; none if users name them."""
+    names: Sequence[str] = getattr(adapter(family), "names", tuple)()
+    return names
 
 
 def _faults(family: str) -> dict[str, str]:
@@ -247,7 +253,7 @@ def _environments_of(families: Sequence[str], skip_missing: bool) -> list[str]:
     found: list[str] = []
     for family in families:
         try:
-            found += [f"{family}/{name}" for name in (*adapter(family).names(), *_faults(family))]
+            found += [f"{family}/{name}" for name in (*_names(family), *_faults(family))]
         except EnvError as error:
             if not skip_missing:
                 raise

@@ -115,8 +115,7 @@ def load_launcher(
     conf: Path, overrides: tuple[str, ...], backbone: str | None, exp_dir: str, services: tuple[str, ...]
 ) -> Launcher:
     """Load the configuration; re-execute the command in the backbone's environment if necessary."""
-    from astuner.config.backbone_choice import check_gpus
-    from astuner.config.loading import load_config, resolve_names
+    from astuner.config.loading import check_gpus, load_config, resolve_names
     from astuner.config.section import RAY
 
     loaded = load_config(conf, overrides, backbone)

@@ -122,31 +122,21 @@ def quoted(value: str) -> str:
 
 
 def params_option(option: str, text: str, *name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return an option of the form NAME=VALUE that can be repeated; the command receives a dict.
+    """Return an option of the form NAME=VALUE that can be repeated; the command receives a dict as parameter `name`."""
 
-    Args:
-        option: the name of the option.
-        text: its help text.
-        name: the name of the command's parameter, if it is not that of the option.
-    """
-    return click.option(
-        option,
-        *name,
-        multiple=True,
-        metavar="NAME=VALUE",
-        callback=lambda _context, _option, values: dict(map(_param, values)),
-        help=text,
-    )
+    def parse(_context: click.Context, _option: click.Parameter, texts: tuple[str, ...]) -> dict[str, Any]:
+        params = {}
+        for given in texts:
+            key, equals, value = given.partition("=")
+            if not (key and equals):
+                raise click.BadParameter(f"{given!r} is not of the form NAME=VALUE")
+            try:
+                params[key] = yaml.safe_load(value)
+            except yaml.YAMLError as error:
+                raise click.BadParameter(f"the value of {key} is not YAML: {value!r}") from error
+        return params
 
-
-def _param(text: str) -> tuple[str, Any]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise click.BadParameter(f"{text!r} is not of the form NAME=VALUE")
-    try:
-        return name, yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise click.BadParameter(f"the value of {name} is not YAML: {value!r}") from error
+    return click.option(option, *name, multiple=True, metavar="NAME=VALUE", callback=parse, help=text)
 
 
 def show_usage_error(error: click.ClickException) -> int:

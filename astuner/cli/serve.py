@@ -1,4 +1,4 @@
-"""The commands that serve a model, and `astuner stop-engine`."""
+"""The commands that serve a model or talk to one, and `astuner stop-engine`."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ def serve(
     POST /v1/feedback adds a rating or a correction to a conversation. `astuner trace` and task_reader.type
     feedback_tracing read the file. The server listens on this machine only, until Ctrl-C.
     """
-    from astuner.launcher.serve import ServeOptions
     from astuner.launcher.serve import serve as start_server
 
-    options = ServeOptions(model, traces, Path(exp_dir), port, temperature, max_tokens, renderer)
-    start_server(options, lambda address: click.echo(f"serving {model} at {address} (press Ctrl-C to stop)"))
+    def on_ready(address: str) -> None:
+        click.echo(f"serving {model} at {address} (press Ctrl-C to stop)")
+
+    start_server(model, traces, Path(exp_dir), port, temperature, max_tokens, renderer, on_ready)
 
 
 @click.command(name="serve-tinker")
@@ -74,13 +75,14 @@ def serve_tinker(
 
     The server listens on this machine only, until Ctrl-C.
     """
-    from astuner.tinker_server import Limits, ServerOptions, serve
+    from astuner.tinker_server import Limits, serve
 
     limits = Limits(max_models, max_engines, max_samplers, max_body * 2**20)
-    serve(
-        ServerOptions(model, port, device, dtype, checkpoint_dir, limits),
-        lambda address, names: click.echo(f"serving {names[0]} at {address} (press Ctrl-C to stop)"),
-    )
+
+    def on_ready(address: str, names: tuple[str, ...]) -> None:
+        click.echo(f"serving {names[0]} at {address} (press Ctrl-C to stop)")
+
+    serve(model, checkpoint_dir, on_ready, port=port, device=device, dtype=dtype, limits=limits)
 
 
 @click.command(name="stop-engine")
@@ -93,3 +95,45 @@ def stop_engine() -> None:
         click.echo(f"stopped the warm vLLM server on port {server.settings.port} (process {server.server.pid})")
     if not stopped:
         click.echo("no warm vLLM server is running")
+
+
+@click.command()
+@TUNED_MODEL
+@click.option(
+    "--conf",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Configuration of an agent: each question is a task for its workflow, with its tools.",
+)
+@click.option("--system", default="", metavar="TEXT", help="System message. Not allowed with --conf.")
+@click.option(
+    "--temperature",
+    type=click.FloatRange(0, 100),
+    default=0.0,
+    show_default=True,
+    help="Sampling temperature. Not allowed with --conf, which sets its own.",
+)
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(1),
+    default=512,
+    show_default=True,
+    help="Maximum tokens of an answer. Not allowed with --conf.",
+)
+@EXP_DIR
+@click.pass_context
+def chat(
+    ctx: click.Context, model: str, conf: Path | None, system: str, temperature: float, max_tokens: int, exp_dir: str
+) -> None:
+    """Talk to a tuned model, or to the agent of a configuration that uses it.
+
+    Each line of the standard input is a question.
+    """
+    if conf is not None:
+        for option in ("system", "temperature", "max_tokens"):
+            if ctx.get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE:
+                name = f"--{option.replace('_', '-')}"
+                raise click.UsageError(f"{name} cannot be combined with --conf, whose rollout.val_kwargs apply")
+    from astuner.launcher.chat import chat as start_chat
+
+    start_chat(model, conf, Path(exp_dir), system, temperature, max_tokens)

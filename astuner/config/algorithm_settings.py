@@ -1,14 +1,27 @@
-"""Section `trainer_common.algorithm`."""
+"""Sections `trainer_common.algorithm` and `trainer_common.distillation`."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName, DynamicSampling, LossAggMode
-from astuner.config.conditions import FOR_SFT, KL_COEF_0, NOT_GDPO, NOT_GIGPO, WITHOUT_KL_IN_REWARD, WITHOUT_REFILL
-from astuner.config.section import NonNegativeInt, PositiveInt, Section, key, mirrors, sets, unsupported
+from astuner.config.section import (
+    FOR_SFT,
+    NOT_NULL,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    Section,
+    Variant,
+    key,
+    mirrors,
+    only,
+    sets,
+    unsupported,
+    when,
+)
 
 KlType = Literal["k1", "k2", "low_var_kl"]
 
@@ -37,45 +50,42 @@ _ONLY_SFT = {
     for name, spec in ALGORITHMS.items()
     if spec.reinforcement
 }
+_NO_KL_IN_REWARD = when("algorithm.use_kl_in_reward", False, section="trainer_common")
 TRINITY_LOSS = mirrors("algorithm.policy_loss_fn_args", rule="loss_args")
+_VERL_STD = mirrors("algorithm.norm_adv_by_std_in_grpo", rule="divides_by_std")
+_VERL_CLIP_LOW = mirrors("actor_rollout_ref.actor.clip_ratio_low", rule="clip_low")
+_VERL_CLIP_HIGH = mirrors("actor_rollout_ref.actor.clip_ratio_high", rule="clip_high")
+_VERL_AGGREGATION = mirrors("actor_rollout_ref.actor.loss_agg_mode", rule="loss_aggregation")
 
 
 class AlgorithmConfig(Section):
     """`trainer_common.algorithm`. A value of null stands for the value in the algorithm's paper."""
 
+    chosen_by: ClassVar[str] = "adv_estimator"
+
     adv_estimator: AlgorithmName = key(
         "grpo",
         verl=mirrors("algorithm.adv_estimator", rule="advantage_estimator")
-        + mirrors("algorithm.norm_adv_by_std_in_grpo", rule="divides_by_std")
+        + _VERL_STD
         + mirrors("actor_rollout_ref.actor.policy_loss.loss_mode", rule="loss_mode")
-        + mirrors("actor_rollout_ref.actor.clip_ratio_low", rule="clip_low")
-        + mirrors("actor_rollout_ref.actor.clip_ratio_high", rule="clip_high")
-        + mirrors("actor_rollout_ref.actor.loss_agg_mode", rule="loss_aggregation"),
+        + (_VERL_CLIP_LOW + _VERL_CLIP_HIGH + _VERL_AGGREGATION),
         trinity=TRINITY_LOSS,
-        unsupported=(
-            unsupported(
-                "sft", by=("verl",), why="verl trains on transcripts with another program; use --backbone=local"
-            ),
-            unsupported(
-                "sft",
-                by=("trinity",),
-                why="Trinity trains on transcripts in a separate mode, which has no workflow; use --backbone=local",
-            ),
+        unsupported=unsupported(
+            "sft", by=("verl",), why="verl trains on transcripts with another program; use --backbone=local"
+        )
+        + unsupported(
+            "sft",
+            by=("trinity",),
+            why="Trinity trains on transcripts in a separate mode, which has no workflow; use --backbone=local",
         ),
     )
     """The algorithm (see docs/en/algorithms.md); sft is supervised training on transcripts."""
     clip_ratio_low: Annotated[float, Field(gt=0, le=1e9)] | None = key(
-        None,
-        wrong_for=_NO_CLIPPING,
-        verl=mirrors("actor_rollout_ref.actor.clip_ratio_low", rule="clip_low"),
-        trinity=TRINITY_LOSS,
+        None, wrong_for=_NO_CLIPPING, verl=_VERL_CLIP_LOW, trinity=TRINITY_LOSS
     )
     """Clip the probability ratio below 1 - this value."""
     clip_ratio_high: Annotated[float, Field(gt=0, le=1e9)] | None = key(
-        None,
-        wrong_for=_NO_CLIPPING,
-        verl=mirrors("actor_rollout_ref.actor.clip_ratio_high", rule="clip_high"),
-        trinity=TRINITY_LOSS,
+        None, wrong_for=_NO_CLIPPING, verl=_VERL_CLIP_HIGH, trinity=TRINITY_LOSS
     )
     """Clip the probability ratio above 1 + this value."""
     clip_ratio_dual: Annotated[float, Field(gt=1, le=1e9)] | None = key(
@@ -85,27 +95,16 @@ class AlgorithmConfig(Section):
         trinity=TRINITY_LOSS,
     )
     """Dual-clip PPO: the largest probability ratio of tokens with negative advantages; null for no limit."""
-    loss_agg_mode: LossAggMode | None = key(
-        None,
-        verl=mirrors("actor_rollout_ref.actor.loss_agg_mode", rule="loss_aggregation"),
-        trinity=TRINITY_LOSS,
-    )
+    loss_agg_mode: LossAggMode | None = key(None, verl=_VERL_AGGREGATION, trinity=TRINITY_LOSS)
     """Aggregation of the token losses: over all tokens, over episodes' token means, or over a fixed length."""
-    norm_adv_by_std: bool | None = key(
-        None,
-        wrong_for=_NOT_FOR_SFT,
-        verl=mirrors("algorithm.norm_adv_by_std_in_grpo", rule="divides_by_std"),
-        trinity=TRINITY_LOSS,
-    )
+    norm_adv_by_std: bool | None = key(None, wrong_for=_NOT_FOR_SFT, verl=_VERL_STD, trinity=TRINITY_LOSS)
     """Divide advantages by the group's standard deviation."""
     task_norm_patch: bool = key(
         False,
-        unsupported=(
-            unsupported(
-                True,
-                why="it is no longer supported; norm_adv_by_std sets whether advantages are divided by the group's "
-                "standard deviation",
-            ),
+        unsupported=unsupported(
+            True,
+            why="it is no longer supported; norm_adv_by_std sets whether advantages are divided by the group's "
+            "standard deviation",
         ),
     )
     """Older name for norm_adv_by_std over the whole batch; not supported."""
@@ -113,26 +112,24 @@ class AlgorithmConfig(Section):
         False,
         wrong_for=_ONLY_REWARDS,
         verl=sets("algorithm.use_kl_in_reward"),
-        unsupported=(
-            unsupported(
-                True,
-                by=("trinity",),
-                why="advantages are computed as soon as episodes end, and the trainer computes the starting model's "
-                "logprobs later; write use_kl_loss: true",
-            ),
+        unsupported=unsupported(
+            True,
+            by=("trinity",),
+            why="advantages are computed as soon as episodes end, and the trainer computes the starting model's "
+            "logprobs later; write use_kl_loss: true",
         ),
     )
     """Subtract the estimated KL to the starting model from the reward."""
     kl_penalty: KlType = key(
         "k1",
-        no_effect=(FOR_SFT, WITHOUT_KL_IN_REWARD, KL_COEF_0),
+        no_effect=(FOR_SFT, _NO_KL_IN_REWARD, when("algorithm.kl_coef", 0, section="trainer_common")),
         verl=mirrors("algorithm.kl_penalty"),
         trinity="for use_kl_in_reward, which this backbone does not support",
     )
     """Estimator of the KL in the reward."""
     kl_coef: Annotated[float, Field(ge=0, le=1000)] = key(
         0.001,
-        no_effect=(FOR_SFT, WITHOUT_KL_IN_REWARD),
+        no_effect=(FOR_SFT, _NO_KL_IN_REWARD),
         verl=mirrors("algorithm.kl_ctrl.kl_coef"),
         trinity="for use_kl_in_reward, which this backbone does not support",
     )
@@ -141,18 +138,18 @@ class AlgorithmConfig(Section):
         None,
         wrong_for=_NO_GROUPS,
         trainers="groups are left out before the trainer gets them",
-        unsupported=(
-            unsupported(
-                "refill",
-                by=("trinity",),
-                why="Trinity's explorer runs the tasks of a training step in one batch and cannot add further ones; "
-                "use drop, --backbone=local or --backbone=verl",
-            ),
+        unsupported=unsupported(
+            "refill",
+            by=("trinity",),
+            why="Trinity's explorer runs the tasks of a training step in one batch and cannot add further ones; "
+            "use drop, --backbone=local or --backbone=verl",
         ),
     )
     """Groups whose rewards are all equal: none trains them, drop leaves them out, refill also runs further tasks."""
     max_refills: PositiveInt = key(
-        3, no_effect=(WITHOUT_REFILL,), trainers="bounds the batches of further tasks that astuner runs"
+        3,
+        no_effect=(only("refill").unless("trainer_common.algorithm.dynamic_sampling"),),
+        trainers="bounds the batches of further tasks that astuner runs",
     )
     """refill: how often a step runs further tasks at most, each time as many as it has too few groups."""
     overlong_buffer_length: NonNegativeInt = key(
@@ -171,12 +168,10 @@ class AlgorithmConfig(Section):
         1.0,
         wrong_for=_NOT_FOR_SFT,
         verl="the policy loss of the other tokens is 0; another forward pass of each mini-batch finds them",
-        unsupported=(
-            unsupported(
-                by=("trinity",),
-                why="its loss gets a part of a mini-batch at a time, and the share is of the whole mini-batch; use "
-                "--backbone=local or --backbone=verl",
-            ),
+        unsupported=unsupported(
+            by=("trinity",),
+            why="its loss gets a part of a mini-batch at a time, and the share is of the whole mini-batch; use "
+            "--backbone=local or --backbone=verl",
         ),
     )
     """Train only this share of a mini-batch's tokens, those with the highest entropy (0.2 in the paper); 1 is off."""
@@ -185,11 +180,11 @@ class AlgorithmConfig(Section):
     )
     """Do not train episodes with an answer that reached its length limit; their rewards still count in the group."""
     component_weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = key(
-        {}, no_effect=(NOT_GDPO,), trainers="weights the components before advantages are computed"
+        {}, variant="gdpo", trainers="weights the components before advantages are computed"
     )
     """gdpo: the weights of the components of the reward by name. Default: 1 for each whose name has no dot."""
     step_advantage_coef: Annotated[float, Field(ge=0, le=1000)] = key(
-        1.0, no_effect=(NOT_GIGPO,), trainers="weights the advantages of steps before the trainer gets them"
+        1.0, variant="gigpo", trainers="weights the advantages of steps before the trainer gets them"
     )
     """gigpo: the coefficient of the advantages of steps over the other steps from the same state."""
     prompt_loss_weight: Annotated[float, Field(ge=0, le=1000)] = key(
@@ -198,6 +193,62 @@ class AlgorithmConfig(Section):
     """sft: the weight of tokens that the assistant did not write (its own tokens have weight 1)."""
 
     @property
+    def has_ratio(self) -> bool:
+        """Whether the loss contains the ratio of the policy to the policy before the step."""
+        reinforcement = ALGORITHMS[self.adv_estimator].reinforcement
+        return reinforcement is not None and reinforcement.loss.has_ratio
+
+    @property
     def selects_by_entropy(self) -> bool:
         """Whether only the tokens with the highest entropy are trained."""
         return self.high_entropy_share < 1
+
+
+SELF = "self"
+"""The teacher that is the model in training."""
+TEACHER_KEY = "trainer_common.distillation.teacher"
+"""The key that names the teacher, for messages."""
+
+
+def is_server(teacher: str | None) -> bool:
+    """Return whether a teacher is the address of a server."""
+    return teacher is not None and teacher.startswith(("http://", "https://"))
+
+
+_SERVER = Variant("unless {} is the URL of a server", is_server)
+
+
+class DistillationConfig(Section):
+    """`trainer_common.distillation`: on-policy distillation. The teacher scores the tokens that the model sampled."""
+
+    chosen_by: ClassVar[str] = "teacher"
+
+    teacher: str | None = key(
+        None,
+        unsupported=unsupported(
+            SELF,
+            by=("trinity",),
+            why="its trainer has the model in other processes; name a folder or the address of a server, or use "
+            "--backbone=local or --backbone=verl",
+        ),
+        resume="path",
+    )
+    """A model folder, the URL of a vLLM server, or self (the model in training, with a hint); null for no teacher."""
+    teacher_model: str | None = key(None, variant=_SERVER, resume="any")
+    """The name of the model on the teacher's server; null is the only model that it serves."""
+    api_key_env: str | None = key(None, variant=_SERVER, resume="any")
+    """Environment variable with the API key of the teacher's server."""
+    request_timeout: Seconds = key(120.0, variant=_SERVER, resume="any")
+    """Time limit of one request to the teacher's server, in seconds."""
+    coef: Annotated[float, Field(gt=0, le=1000)] = key(1.0, variant=NOT_NULL)
+    """Factor of log teacher - log model, minus its mean, which is added to the advantage of each token."""
+    reward_coef: Annotated[float, Field(ge=0, le=1000)] = key(0.0, variant=NOT_NULL)
+    """Factor of the advantages of the rewards; 0 learns from the teacher alone."""
+    hint: str | None = key(None, variant=NOT_NULL)
+    """Text for the teacher only, at the end of each request, with {fields} of the task, {reward} and {explanation}."""
+
+
+def teacher_folder(config: DistillationConfig) -> str | None:
+    """Return the teacher if it is a model to load; None for a server, the model in training, or no teacher."""
+    teacher = config.teacher
+    return None if teacher is None or teacher == SELF or is_server(teacher) else teacher

@@ -4,30 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import count
-from typing import Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from astuner.config.conditions import (
-    FOR_SFT,
-    LEARNED_RUBRICS,
-    NO_JUDGE_MODEL,
-    NOT_CUSTOM_READER,
-    NOT_DATA_GENERATION,
-    NOT_DATASET_FILE,
-    NOT_ENV_SERVICE,
-    NOT_FEEDBACK_TRACING,
-    NOT_HUGGING_FACE,
-    NOT_MIXTURE,
-    NOT_RANDOM_DUMMY,
-    NOT_SEEDS,
-    OTHER_JUDGE_TYPE,
-    WITHOUT_JUDGE,
-    WITHOUT_OWN_ENV_SERVICE,
-)
-from astuner.config.llm_judge import JudgeLlmConfig
 from astuner.config.section import (
+    ANY_CLASS,
+    FOR_SFT,
     TRAINING,
+    Condition,
     Count,
     NonNegativeInt,
     Number,
@@ -35,13 +20,48 @@ from astuner.config.section import (
     Seconds,
     Section,
     Seed,
+    Variant,
     key,
     mirrors,
     sets,
+    when,
 )
-from astuner.config.services import http_address
+from astuner.config.services import JudgeLlmConfig, http_address
 from astuner.config.task_selection import CurriculumConfig, TaskFilter
 from astuner.config.task_sources import DataGenerationConfig, FeedbackTracingConfig
+
+if TYPE_CHECKING:
+    from astuner.config.root import AstunerConfig
+
+
+def _starts_env_service(run: AstunerConfig) -> bool:
+    reader = run.task_reader
+    parts = reader.mixture if reader.type == "mixture" else [reader]
+    return any(part.type == "env_service" and part.env_service.env_url == "auto" for part in parts)
+
+
+def _may_ask_a_model(run: AstunerConfig) -> bool:
+    """Return whether a judge may ask the helper model: the user's judges and some of astuner's."""
+    judge = run.task_judge
+    path = judge.judge_protocol or "astuner."
+    return (
+        judge.learns_rubrics
+        or not path.startswith("astuner.")
+        or path.startswith("astuner.task_judge.llm.")
+        or path.endswith("->MathAnswerAndLlmAsJudge")
+        or "->" in str(judge.params)  # of a judge that is composed of others
+    )
+
+
+_NO_OWN_ENV_SERVICE = Condition(
+    "without an env_url: auto of task_reader.env_service", lambda run: not _starts_env_service(run)
+)
+_NO_JUDGE = Condition("without a task_judge.judge_protocol", lambda run: not run.task_judge.has_judge)
+_NO_JUDGE_MODEL = Condition(
+    "because the judge asks no other model", lambda run: not _may_ask_a_model(run), at_default=True
+)
+EnvUrl = Annotated[str, AfterValidator(lambda url: url if url == "auto" else http_address(url))]
+_OWN_JUDGE = Variant("while {} is rubrics_auto_grader", lambda judge: bool(judge != "rubrics_auto_grader"))
 
 
 class DataConfig(Section):
@@ -119,20 +139,16 @@ class HuggingFaceConfig(Section):
     """Skip and count rows that cannot be read, instead of stopping at the first."""
 
 
-def _env_url(url: str) -> str:
-    return url if url == "auto" else http_address(url)
-
-
 class EnvLimitsConfig(Section):
     """`task_reader.env_service.limits`: limits of the service that a run starts (`env_url: auto`)."""
 
-    max_instances: PositiveInt | None = key(None, no_effect=(WITHOUT_OWN_ENV_SERVICE,), resume="any")
+    max_instances: PositiveInt | None = None
     """Maximum number of instances; null for twice rollout.max_env_worker, and at least 128."""
-    idle_seconds: Seconds = key(600.0, no_effect=(WITHOUT_OWN_ENV_SERVICE,), resume="any")
+    idle_seconds: Seconds = 600.0
     """Release an instance after this time without a request."""
-    step_timeout: Seconds = key(60.0, no_effect=(WITHOUT_OWN_ENV_SERVICE,), resume="any")
+    step_timeout: Seconds = 60.0
     """Time limit of a reset, a step or an evaluation, seconds. An instance that exceeds it ends."""
-    max_observation_bytes: PositiveInt = key(2**20, no_effect=(WITHOUT_OWN_ENV_SERVICE,), resume="any")
+    max_observation_bytes: PositiveInt = 2**20
     """Maximum size of an observation, in bytes. Larger ones are errors."""
 
 
@@ -143,9 +159,9 @@ class EnvServiceConfig(Section):
     """The environment, as the service calls it: FAMILY/NAME, `package.module->Class`, or the name that --env gives."""
     env_params: dict[str, Any] = key({})
     """The keyword arguments of the environment."""
-    env_url: Annotated[str, AfterValidator(_env_url)] = key("http://127.0.0.1:8080", resume="any")
+    env_url: EnvUrl = key("http://127.0.0.1:8080", resume="any")
     """Address of the service, or auto to start one for the run. The variable ASTUNER_ENV_TOKEN has its token."""
-    limits: EnvLimitsConfig = EnvLimitsConfig()
+    limits: EnvLimitsConfig = key(EnvLimitsConfig(), no_effect=(_NO_OWN_ENV_SERVICE,), resume="any")
     """Limits of a service that the run starts."""
     env_action_preference: Literal["code", "text", "box"] = "code"
     """The form of actions that the environment asks for, if it has several."""
@@ -197,8 +213,35 @@ MAX_SEED_TASKS = 1_000_000
 """Maximum number of tasks of a split, if task_reader.type is seeds."""
 
 
-class MixturePart(Section):
-    """An entry of `task_reader.mixture`: a reader and its share of the training tasks."""
+class _Readers(Section):
+    """The keys of the single readers."""
+
+    chosen_by: ClassVar[str] = "type"
+
+    dataset_file: DatasetFileConfig = key(DatasetFileConfig(), variant="dataset_file")
+    """Used if type is dataset_file."""
+    huggingface_dat_repo: HuggingFaceConfig = key(HuggingFaceConfig(), variant="huggingface_dat_repo")
+    """Used if type is huggingface_dat_repo."""
+    env_service: EnvServiceConfig = key(EnvServiceConfig(), variant="env_service")
+    """Used if type is env_service."""
+    random_dummy: RandomDummyConfig = key(RandomDummyConfig(), variant="random_dummy")
+    """Used if type is random_dummy."""
+    feedback_tracing: FeedbackTracingConfig = key(FeedbackTracingConfig(), variant="feedback_tracing")
+    """Used if type is feedback_tracing."""
+    data_generation: DataGenerationConfig = key(DataGenerationConfig(), variant="data_generation")
+    """Used if type is data_generation."""
+    options: dict[str, Any] = key({}, variant=ANY_CLASS)
+    """Keyword arguments of the class, if type is `package.module->Class`."""
+    count: Annotated[int, Field(gt=0, le=MAX_SEED_TASKS)] = key(64, variant="seeds")
+    """Number of training tasks, if type is seeds."""
+    validation_count: Annotated[int, Field(ge=0, le=MAX_SEED_TASKS)] = key(16, variant="seeds")
+    """Number of validation tasks, if type is seeds; 0 for none. Training tasks never have their seeds."""
+    first_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = key(0, variant="seeds")
+    """Seed of the first training task, if type is seeds; the others follow it."""
+
+
+class _WeightedReader(Section):
+    """The keys of an entry of `task_reader.mixture` that every reader has."""
 
     type: ReaderType | ReaderClass
     """The reader, as in task_reader.type."""
@@ -206,26 +249,11 @@ class MixturePart(Section):
     """The share of the reader's tasks in the training batches, relative to the other weights."""
     name: Annotated[str, Field(pattern=r"^[\w.-]*$")] = ""
     """Prefix of the task ids, and the name in `Task.source`. Default: the reader's type, or the name of its class."""
-    dataset_file: DatasetFileConfig = DatasetFileConfig()
-    """Used if type is dataset_file."""
-    huggingface_dat_repo: HuggingFaceConfig = HuggingFaceConfig()
-    """Used if type is huggingface_dat_repo."""
-    env_service: EnvServiceConfig = EnvServiceConfig()
-    """Used if type is env_service."""
-    random_dummy: RandomDummyConfig = RandomDummyConfig()
-    """Used if type is random_dummy."""
-    feedback_tracing: FeedbackTracingConfig = FeedbackTracingConfig()
-    """Used if type is feedback_tracing."""
-    data_generation: DataGenerationConfig = DataGenerationConfig()
-    """Used if type is data_generation."""
-    options: dict[str, Any] = key({})
-    """Keyword arguments of the class, if type is `package.module->Class`."""
-    count: Annotated[int, Field(gt=0, le=MAX_SEED_TASKS)] = 64
-    """Number of training tasks, if type is seeds."""
-    validation_count: Annotated[int, Field(ge=0, le=MAX_SEED_TASKS)] = 16
-    """Number of validation tasks, if type is seeds; 0 for none. Training tasks never have their seeds."""
-    first_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
-    """Seed of the first training task, if type is seeds; the others follow it."""
+
+
+# pydantic puts the fields of the last base class first, and files list `type` first.
+class MixturePart(_Readers, _WeightedReader):
+    """An entry of `task_reader.mixture`: a reader and its share of the training tasks."""
 
 
 def part_names(parts: Sequence[MixturePart]) -> list[str]:
@@ -239,36 +267,26 @@ def part_names(parts: Sequence[MixturePart]) -> list[str]:
     return names
 
 
-class TaskReaderConfig(Section):
-    """`task_reader`: the source of the tasks."""
+class _ReaderType(Section):
+    """The choice of the reader."""
 
     type: ReaderType | Literal["mixture"] | ReaderClass = "huggingface_dat_repo"
     """The reader: one of those whose sections follow, mixture, or a class of your own (`package.module->Class`)."""
-    dataset_file: DatasetFileConfig = key(DatasetFileConfig(), no_effect=(NOT_DATASET_FILE,))
-    """Used if type is dataset_file."""
-    huggingface_dat_repo: HuggingFaceConfig = key(HuggingFaceConfig(), no_effect=(NOT_HUGGING_FACE,))
-    """Used if type is huggingface_dat_repo."""
-    env_service: EnvServiceConfig = key(EnvServiceConfig(), no_effect=(NOT_ENV_SERVICE,))
-    """Used if type is env_service."""
-    random_dummy: RandomDummyConfig = key(RandomDummyConfig(), no_effect=(NOT_RANDOM_DUMMY,))
-    """Used if type is random_dummy."""
-    feedback_tracing: FeedbackTracingConfig = key(FeedbackTracingConfig(), no_effect=(NOT_FEEDBACK_TRACING,))
-    """Used if type is feedback_tracing."""
-    data_generation: DataGenerationConfig = key(DataGenerationConfig(), no_effect=(NOT_DATA_GENERATION,))
-    """Used if type is data_generation."""
-    options: dict[str, Any] = key({}, no_effect=(NOT_CUSTOM_READER,))
-    """Keyword arguments of the class, if type is `package.module->Class`."""
-    count: Annotated[int, Field(gt=0, le=MAX_SEED_TASKS)] = key(64, no_effect=(NOT_SEEDS,))
-    """Number of training tasks, if type is seeds."""
-    validation_count: Annotated[int, Field(ge=0, le=MAX_SEED_TASKS)] = key(16, no_effect=(NOT_SEEDS,))
-    """Number of validation tasks, if type is seeds; 0 for none. Training tasks never have their seeds."""
-    first_seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = key(0, no_effect=(NOT_SEEDS,))
-    """Seed of the first training task, if type is seeds; the others follow it."""
-    mixture: list[MixturePart] = key([], no_effect=(NOT_MIXTURE,))
+
+
+class TaskReaderConfig(_Readers, _ReaderType):
+    """`task_reader`: the source of the tasks."""
+
+    mixture: list[MixturePart] = key([], variant="mixture")
     """The readers that are mixed if type is mixture, each with type, weight, name and the section of its type."""
     filters: list[TaskFilter] = key([])
     """Filters of the tasks, applied in order: length, deduplicate, regex, function and difficulty."""
-    curriculum: CurriculumConfig = key(CurriculumConfig(), used_by=TRAINING, trainers="draws the tasks of each step")
+    curriculum: CurriculumConfig = key(
+        CurriculumConfig(),
+        used_by=TRAINING,
+        no_effect=(when("task_reader.curriculum.enable", False),),
+        trainers="draws the tasks of each step",
+    )
     """Choice of the training tasks by their recent success."""
 
 
@@ -340,21 +358,23 @@ class RubricsConfig(Section):
 class TaskJudgeConfig(Section):
     """`task_judge`: how episodes are scored."""
 
+    chosen_by: ClassVar[str] = "judge_type"
+
     judge_type: Literal["customized_protocol", "rubrics_auto_grader"] = "customized_protocol"
     """customized_protocol: the class of judge_protocol; rubrics_auto_grader: an LLM with learned rubrics."""
-    judge_protocol: str | None = key(None, no_effect=(LEARNED_RUBRICS,), resume="path")
+    judge_protocol: str | None = key(None, variant=_OWN_JUDGE, resume="path")
     """`package.module->Class`, a BaseJudge; null if the workflow returns rewards itself."""
-    params: dict[str, Any] = key({}, no_effect=(WITHOUT_JUDGE, LEARNED_RUBRICS))
+    params: dict[str, Any] = key({}, variant=_OWN_JUDGE, no_effect=(_NO_JUDGE,))
     """The keyword arguments of the judge's class, for example pattern for RegexAsJudge."""
-    timeout: Seconds = key(60.0, no_effect=(WITHOUT_JUDGE,))
+    timeout: Seconds = key(60.0, no_effect=(_NO_JUDGE,))
     """Time limit of the judge for one episode, in seconds."""
-    alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", no_effect=(NO_JUDGE_MODEL, LEARNED_RUBRICS))
+    alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", variant=_OWN_JUDGE, no_effect=(_NO_JUDGE_MODEL,))
     """The helper model that a judge may ask."""
-    alien_llm_response_length: PositiveInt = key(512, no_effect=(NO_JUDGE_MODEL,))
+    alien_llm_response_length: PositiveInt = key(512, no_effect=(_NO_JUDGE_MODEL,))
     """Maximum number of tokens of the helper model's answer."""
-    llm: JudgeLlmConfig = key(JudgeLlmConfig(), no_effect=(NO_JUDGE_MODEL,))
+    llm: JudgeLlmConfig = key(JudgeLlmConfig(), no_effect=(_NO_JUDGE_MODEL,))
     """The endpoint of the helper model, and the limits of its use."""
-    rubrics_auto_grader: RubricsConfig = key(RubricsConfig(), no_effect=(OTHER_JUDGE_TYPE,))
+    rubrics_auto_grader: RubricsConfig = key(RubricsConfig(), variant="rubrics_auto_grader")
     """Used if judge_type is rubrics_auto_grader."""
 
     @property

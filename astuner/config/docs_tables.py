@@ -10,16 +10,16 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from astuner.config.aliases import ALIASES, WITHOUT_EFFECT
+from astuner.config.canonical import ALIASES
 from astuner.config.keys import Key, KeyPath, dotted, schema
-from astuner.config.root import RunConfig
-from astuner.config.section import ALL, Section, TrainerUse, Unsupported
+from astuner.config.root import WITHOUT_EFFECT, RunConfig
+from astuner.config.section import ALL, Section, Unsupported
 from astuner.config.trainer_mapping import TrainerMapping, trainer_mapping
 from astuner.config.yaml_file import SHIPPED_FOLDER
 from astuner.errors import ConfigError
@@ -220,19 +220,15 @@ def trainer_parts(mapping: TrainerMapping, title: str) -> Parts:
         mapping: the trainer's mapping.
         title: the trainer's name in prose.
     """
+    name = f"{title}'s key"
     return {
-        "mapped": partial(_mapped, mapping, title),
-        "handled": partial(_handled, mapping),
-        "unsupported": partial(_unsupported_by, mapping),
-        "machine": partial(_machine, mapping, title),
-        "same": partial(_same, mapping, title),
-        "reserved": partial(_reserved, mapping, title),
+        "mapped": lambda: table(("key", name, "its value", "implemented by"), _mapped(mapping, title)),
+        "handled": lambda: table(("key or section", "how"), _handled(mapping)),
+        "unsupported": lambda: table(("key or section", "value", "why, and the fix"), _unsupported_by(mapping)),
+        "machine": lambda: table((name, "value", "when"), _machine(mapping)),
+        "same": lambda: table((name, "read as", "with"), _same(mapping)),
+        "reserved": lambda: table((f"{name} or section", "value", "why"), _reserved(mapping)),
     }
-
-
-def _is_used(path: KeyPath, trainer: str) -> bool:
-    """Return whether the trainer's backbone uses a key, or any key of a section."""
-    return any(trainer in schema().keys[key].used_by for key in schema().below(path))
 
 
 def _short(path: KeyPath) -> str:
@@ -244,69 +240,60 @@ def _rule_doc(mapping: TrainerMapping, rule: str) -> str:
     return doc if doc[:1].isupper() and doc[1:2].isupper() else doc[:1].lower() + doc[1:]
 
 
-def _mapped(mapping: TrainerMapping, title: str) -> str:
-    def rows() -> Iterator[tuple[str, ...]]:
-        for path, keys in mapping.trainer_keys.items():
-            for index, key in enumerate(keys):
-                value = "the value" if key.rule is None else _rule_doc(mapping, key.rule)
-                implemented_by = "astuner" if key.kind == "mirrors" else title
-                yield "" if index else _short(path), f"`{key.bare_name}`", value, implemented_by
-
-    return table(("key", f"{title}'s key", "its value", "implemented by"), rows())
+def _mapped(mapping: TrainerMapping, title: str) -> Iterator[Sequence[str]]:
+    for path, keys in mapping.trainer_keys.items():
+        for index, key in enumerate(keys):
+            value = "the value" if key.rule is None else _rule_doc(mapping, key.rule)
+            implemented_by = "astuner" if key.kind == "mirrors" else title
+            yield "" if index else _short(path), f"`{key.bare_name}`", value, implemented_by
 
 
-def _handled(mapping: TrainerMapping) -> str:
-    uses: list[tuple[KeyPath, TrainerUse]] = list(mapping.uses.items())
-    rows = ((_short(path), use) for path, use in uses if isinstance(use, str) and _is_used(path, mapping.trainer))
-    return table(("key or section", "how"), rows)
+def _handled(mapping: TrainerMapping) -> Iterator[Sequence[str]]:
+    for path, use in mapping.uses.items():
+        is_used = any(mapping.trainer in schema().keys[key].used_by for key in schema().below(path))
+        if isinstance(use, str) and is_used:
+            yield _short(path), use
 
 
-def _unsupported_by(mapping: TrainerMapping) -> str:
-    rows = [
-        (_short(path), _unsupported_values(declared), declared.why)
-        for path, declared in _declared_unsupported()
-        if mapping.trainer in declared.by
-    ]
+def _unsupported_by(mapping: TrainerMapping) -> Iterator[Sequence[str]]:
+    for path, declared in _declared_unsupported():
+        if mapping.trainer in declared.by:
+            yield _short(path), _unsupported_values(declared), declared.why
     for path, rule in schema().declarations.items():
         if rule.used_by is not None and mapping.trainer not in rule.used_by:
             use = mapping.uses.get(path)
             why = use if isinstance(use, str) else f"used by {', '.join(rule.used_by)}"
-            rows.append((_short(path), "ignored, with a notice", why))
-    return table(("key or section", "value", "why, and the fix"), rows)
+            yield _short(path), "ignored, with a notice", why
 
 
-def _machine(mapping: TrainerMapping, title: str) -> str:
-    def rows() -> Iterator[tuple[str, ...]]:
-        for group in mapping.machine.values():
-            for name, value in group.values.items():
-                yield f"`{name.removeprefix('+')}`", f"`{json.dumps(value)}`", group.when
-            for name, rule in group.rules.items():
-                yield f"`{name.removeprefix('+')}`", _rule_doc(mapping, rule), group.when
-
-    return table((f"{title}'s key", "value", "when"), rows())
+def _machine(mapping: TrainerMapping) -> Iterator[Sequence[str]]:
+    for group in mapping.machine.values():
+        for name, value in group.values.items():
+            yield f"`{name.removeprefix('+')}`", f"`{json.dumps(value)}`", group.when
+        for name, rule in group.rules.items():
+            yield f"`{name.removeprefix('+')}`", _rule_doc(mapping, rule), group.when
 
 
-def _same(mapping: TrainerMapping, title: str) -> str:
-    def rows() -> Iterator[tuple[str, ...]]:
-        for name, same in mapping.aliases.items():
-            value = "the value"
-            if same.other:
-                operation = f"the value / `{same.other}`" if same.factor else f"`{same.other}` / the value"
-                value = operation.replace("`astuner.", "`")
-            elif same.values:
-                different = ", ".join(f"`{_inline(ours)}` for `{theirs}`" for theirs, ours in same.values.items())
-                value = f"the value; {different}"
-            yield f"`{name}`", " and ".join(map(_short, same.keys)), value
-
-    return table((f"{title}'s key", "read as", "with"), rows())
+def _same(mapping: TrainerMapping) -> Iterator[Sequence[str]]:
+    for name, same in mapping.aliases.items():
+        value = "the value"
+        if same.other:
+            operation = f"the value / `{same.other}`" if same.factor else f"`{same.other}` / the value"
+            value = operation.replace("`astuner.", "`")
+        elif same.values:
+            different = ", ".join(f"`{_inline(ours)}` for `{theirs}`" for theirs, ours in same.values.items())
+            value = f"the value; {different}"
+        yield f"`{name}`", " and ".join(map(_short, same.keys)), value
 
 
-def _reserved(mapping: TrainerMapping, title: str) -> str:
-    fixed_only = {name: fixed for name, fixed in mapping.fixed.items() if name not in mapping.aliases}
-    rows = [(f"`{name}`", f"`{json.dumps(fixed.value)}`", fixed.why) for name, fixed in fixed_only.items()]
-    rows += [(f"`{name}`", _rule_doc(mapping, rule), "set for each run") for name, rule in mapping.facts.items()]
-    rows += [(f"`{name}`", "", why) for name, why in mapping.reserved.items()]
-    return table((f"{title}'s key or section", "value", "why"), rows)
+def _reserved(mapping: TrainerMapping) -> Iterator[Sequence[str]]:
+    for name, fixed in mapping.fixed.items():
+        if name not in mapping.aliases:
+            yield f"`{name}`", f"`{json.dumps(fixed.value)}`", fixed.why
+    for name, rule in mapping.facts.items():
+        yield f"`{name}`", _rule_doc(mapping, rule), "set for each run"
+    for name, why in mapping.reserved.items():
+        yield f"`{name}`", "", why
 
 
 PAGES: Mapping[str, Parts] = {

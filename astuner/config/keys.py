@@ -1,20 +1,22 @@
-"""The schema as a flat table of keys, with their declarations, and the nearest key to a misspelling."""
+"""The schema as a flat table of keys, the nearest key to a misspelling, and nested mappings by key path."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, get_origin
-
-from pydantic.fields import FieldInfo
 
 from astuner.config.root import RunConfig
 from astuner.config.section import ALL, BackboneName, Condition, KeyRule, ResumeRule, Section, Unsupported, plain_kinds
 
 KeyPath = tuple[str, ...]
 """A key as its parts, e.g. `("astuner", "model", "path")`; in a free-form section, a part may contain a dot."""
+
+
+MISSING = object()
+"""Sentinel for a missing key where None is a valid value."""
 
 
 def dotted(path: KeyPath) -> str:
@@ -110,26 +112,25 @@ def schema() -> Schema:
         for name, field in section.model_fields.items():
             path = (*prefix, name)
             rule = next((item for item in field.metadata if isinstance(item, KeyRule)), KeyRule())
+            chosen_by = dotted((*prefix[1:], section.chosen_by))
+            other_variants = tuple(variant.unless(chosen_by) for variant in rule.variant)
+            rule = replace(rule, no_effect=(*other_variants, *rule.no_effect))
             declarations[path] = rule
             kind = field.annotation
             if isinstance(kind, type) and issubclass(kind, Section):
                 collect(kind, path, (*rules, rule))
             else:
-                keys[path] = _key(path, field, (*rules, rule))
+                keys[path] = Key(
+                    path=path,
+                    default=field.get_default(call_default_factory=True, validated_data={}),
+                    doc=field.description or "",
+                    annotation=kind,
+                    free_form=any(get_origin(branch) is dict for branch in plain_kinds(kind)),
+                    rules=(*rules, rule),
+                )
 
     collect(RunConfig, (), ())
     return Schema(keys, sections, declarations)
-
-
-def _key(path: KeyPath, field: FieldInfo, rules: tuple[KeyRule, ...]) -> Key:
-    return Key(
-        path=path,
-        default=field.get_default(call_default_factory=True, validated_data={}),
-        doc=field.description or "",
-        annotation=field.annotation,
-        free_form=any(get_origin(kind) is dict for kind in plain_kinds(field.annotation)),
-        rules=rules,
-    )
 
 
 def value_at(config: RunConfig, path: KeyPath) -> object:
@@ -163,6 +164,40 @@ def nearest_key(path: KeyPath) -> str | None:
     return similar[0] if similar else None
 
 
-def keys_in(section: KeyPath) -> list[str]:
-    """Return the names of the keys and sections directly in a section."""
-    return list(schema().sections[section].model_fields)
+def get_at(tree: Mapping[str, Any], path: KeyPath, default: object = None) -> Any:
+    """Return the value at `path`, or `default`."""
+    node: Any = tree
+    for part in path:
+        if not isinstance(node, Mapping) or part not in node:
+            return default
+        node = node[part]
+    return node
+
+
+def with_value(tree: Mapping[str, Any], path: KeyPath, value: object) -> dict[str, Any]:
+    """Return a copy of `tree` with another value at `path`; what is not a mapping on the way becomes one."""
+    if len(path) > 1:
+        below = tree.get(path[0])
+        value = with_value(below if isinstance(below, Mapping) else {}, path[1:], value)
+    return {**tree, path[0]: value}
+
+
+def without(tree: Mapping[str, Any], paths: Iterable[KeyPath]) -> dict[str, Any]:
+    """Return a copy of `tree` without the values at `paths`."""
+    below: dict[str, list[KeyPath]] = {}
+    for path in paths:
+        below.setdefault(path[0], []).append(path[1:])
+    kept: dict[str, Any] = {}
+    for key, value in tree.items():
+        inner = below.get(str(key), [])  # YAML keys can be numbers; a path has their text
+        if () not in inner:
+            kept[key] = without(value, inner) if inner and isinstance(value, Mapping) else value
+    return kept
+
+
+def paths_in(value: object, prefix: KeyPath) -> Iterator[KeyPath]:
+    """Yield `prefix` and the path of every key below it, outermost first."""
+    yield prefix
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from paths_in(item, (*prefix, str(key)))

@@ -6,19 +6,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from astuner.config.conditions import (
-    EXCEPT_FOR_SFT,
+from astuner.config.section import (
     SAMPLED_ELSEWHERE,
     TINKER_SERVER,
-    WITHOUT_LORA,
-)
-from astuner.config.section import (
     TRAINING,
+    Condition,
     PositiveInt,
     Section,
     from_run,
     key,
     sets,
+    when,
+)
+
+_EXCEPT_FOR_SFT = Condition(
+    "except for sft: the sampler and the trainer have to agree", lambda run: not run.is_supervised
 )
 
 
@@ -31,18 +33,16 @@ class LoraConfig(Section):
     """Rank of the adapters; 0 trains all weights."""
     alpha: PositiveInt = key(
         32,
-        no_effect=(WITHOUT_LORA,),
         verl=sets("actor_rollout_ref.model.lora_alpha"),
         trinity="sent to astuner's Tinker server; another Tinker service has 32",
     )
     """Scale: the adapters' output is multiplied by alpha / rank."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = key(
-        0.0, no_effect=(WITHOUT_LORA, EXCEPT_FOR_SFT), trainers="none while a model learns from its own samples"
+        0.0, no_effect=(_EXCEPT_FOR_SFT,), trainers="none while a model learns from its own samples"
     )
     """Dropout on the adapters' input."""
     target_modules: str | list[str] = key(
         "all-linear",
-        no_effect=(WITHOUT_LORA,),
         verl=sets("actor_rollout_ref.model.target_modules"),
         trinity="sent to astuner's Tinker server; another Tinker service supports only all-linear",
     )
@@ -83,5 +83,5 @@ class ModelConfig(Section):
         resume="any",
     )
     """Recompute activations in the backward pass, to save memory at the cost of time."""
-    lora: LoraConfig = key(LoraConfig(), used_by=TRAINING, resume="same")
+    lora: LoraConfig = key(LoraConfig(), used_by=TRAINING, no_effect=(when("model.lora.rank", 0),), resume="same")
     """Low-rank adapters."""

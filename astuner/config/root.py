@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator
 
-from astuner.config.agent_loop import ContextTrackerConfig
-from astuner.config.conditions import FOR_SFT, WITH_FRAMEWORK, WITHOUT_COMMAND
+from astuner.config.algorithms import ALGORITHMS
 from astuner.config.data import DataConfig, TaskJudgeConfig, TaskReaderConfig
-from astuner.config.gateway import GatewayConfig
-from astuner.config.gpus import visible_gpus
 from astuner.config.model import ModelConfig
-from astuner.config.optimizer import UpdateConfig
 from astuner.config.rollout import DebugConfig, RolloutConfig
-from astuner.config.section import TRAINING, BackboneName, Section, from_run, key, mirrors
-from astuner.config.services import ServiceConfig, ServiceName
+from astuner.config.section import (
+    FOR_SFT,
+    TRAINING,
+    WITH_FRAMEWORK,
+    BackboneName,
+    Section,
+    from_run,
+    key,
+    mirrors,
+    when,
+)
+from astuner.config.services import GatewayConfig, ServiceConfig, ServiceName
 from astuner.config.timing import AsynchronyConfig, DeadlinesConfig
-from astuner.config.trainer import TrainerCommonConfig
-from astuner.config.workflow import WorkflowConfig
+from astuner.config.trainer import TrainerCommonConfig, UpdateConfig
+from astuner.config.workflow import ContextTrackerConfig, WorkflowConfig
 
 
 def _folder_name(name: str) -> str:
@@ -29,6 +34,8 @@ def _folder_name(name: str) -> str:
 
 
 FolderName = Annotated[str, AfterValidator(_folder_name)]
+WITHOUT_EFFECT = ("astuner.execute_test", "astuner.execute_testing_lambda")
+"""Keys that are accepted and have no effect."""
 
 
 class AstunerConfig(Section):
@@ -61,11 +68,11 @@ class AstunerConfig(Section):
     """The model to train."""
     data: DataConfig = key(DataConfig(), resume="same")
     """Lengths and batch size."""
-    rollout: RolloutConfig = key(RolloutConfig(), no_effect=(FOR_SFT,))
+    rollout: RolloutConfig = key(RolloutConfig(), no_effect=(FOR_SFT,), resume="same")
     """How the agent runs with the model."""
     workflow: WorkflowConfig = key(
         WorkflowConfig(),
-        no_effect=(FOR_SFT, WITHOUT_COMMAND),
+        no_effect=(FOR_SFT, when("workflow.command", None)),
         trainers="runs in astuner's episode workers",
         resume="same",
     )
@@ -98,7 +105,7 @@ class AstunerConfig(Section):
     """Processes that the run needs, by name, each with a command; --with-NAME starts one."""
     debug: DebugConfig = key(DebugConfig(), used_by=("debug",), resume="any")
     """Settings of the debug backbone."""
-    trainer_common: TrainerCommonConfig = key(TrainerCommonConfig(), used_by=TRAINING)
+    trainer_common: TrainerCommonConfig = key(TrainerCommonConfig(), used_by=TRAINING, resume="same")
     """The training loop."""
     update: UpdateConfig = key(UpdateConfig(), resume="same")
     """How an update is computed."""
@@ -121,6 +128,11 @@ class AstunerConfig(Section):
     execute_testing_lambda: str = key("", trainers="no effect", resume="any")
     """Accepted for older files; has no effect."""
 
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the run trains on transcripts, without episodes."""
+        return ALGORITHMS[self.trainer_common.algorithm.adv_estimator].reinforcement is None
+
 
 class RunConfig(Section):
     """A whole file: `astuner`, and the sections that are passed to the backbone of that name."""
@@ -133,27 +145,3 @@ class RunConfig(Section):
         {}, used_by=("trinity",), trinity="passed to Trinity; each key is checked", resume="same"
     )
     """Passed to Trinity."""
-
-
-def starts_vllm(run: AstunerConfig) -> bool:
-    """Return whether the run uses a vLLM server of astuner's: starts one, or reuses one from an earlier run."""
-    return asks_for_vllm_server(run) and not goes_without_vllm(run)
-
-
-def asks_for_vllm_server(run: AstunerConfig) -> bool:
-    """Return whether the configuration has the debug backbone start a vLLM server, whether or not vLLM is there."""
-    return run.backbone == "debug" and run.rollout.name == "vllm" and not run.debug.base_url
-
-
-def goes_without_vllm(run: AstunerConfig) -> bool:
-    """Return whether the run sets `rollout.name: vllm` aside: on a CPU where vLLM is not installed."""
-    device = run.trainer_common.device
-    on_cpu = device == "cpu" or (device == "auto" and visible_gpus() == 0)
-    return on_cpu and not is_installed("vllm")
-
-
-def is_installed(package: str) -> bool:
-    """Return whether Python finds a package, without importing it."""
-    spec = importlib.util.find_spec(package)
-    # A folder of that name in the working directory is a namespace package, which has no origin.
-    return spec is not None and spec.origin is not None

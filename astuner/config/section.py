@@ -1,13 +1,17 @@
-"""The base class of every configuration section, and `key`, which declares what a key means."""
+"""The base class of every configuration section, `key`, which declares what a key means, and shared conditions."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationInfo, field_validator
+
+from astuner.system.gpus import visible_gpus
 
 if TYPE_CHECKING:
     from astuner.config.root import AstunerConfig
@@ -16,6 +20,8 @@ BackboneName = Literal["debug", "local", "trinity", "verl"]
 ALL: tuple[BackboneName, ...] = ("debug", "local", "trinity", "verl")
 TRAINING: tuple[BackboneName, ...] = ("local", "trinity", "verl")
 RAY: tuple[BackboneName, ...] = ("trinity", "verl")
+MIN_GPUS_OF_TRINITY = 2
+"""Engines and trainer need at least one GPU each."""
 
 ResumeRule = Literal["same", "path", "more", "any"]
 """How a key of a resumed run may differ from that of the run that it continues.
@@ -40,10 +46,22 @@ Seconds = Annotated[float, Field(gt=0, le=1e8)]
 T = TypeVar("T")
 
 
+def _function_path(path: str) -> str:
+    if "->" not in path:
+        raise ValueError("a function, `package.module->function`")
+    return path
+
+
+FunctionPath = Annotated[str, AfterValidator(_function_path)]
+
+
 class Section(BaseModel):
     """A frozen section. Unknown keys are errors; the docstring under a field is the key's documentation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)
+
+    chosen_by: ClassVar[str] = ""
+    """The key that chooses the section's variant. `key(variant=...)` names the variant that another key belongs to."""
 
     @field_validator("*", mode="before")
     @classmethod
@@ -125,6 +143,48 @@ class Condition:
     at_default: bool = False
 
 
+def when(name: str, value: object, *, section: str = "", at_default: bool = False) -> Condition:
+    """Return the condition that a key has a value.
+
+    Args:
+        name: the key, as the notice shows it.
+        value: the value.
+        section: the section around the key, which the notice does not show.
+        at_default: see `Condition`.
+    """
+    get = attrgetter(f"{section}.{name}" if section else name)
+    shown = json.dumps(value).strip('"')
+    return Condition(f"while {name} is {shown}", lambda run: bool(get(run) == value), at_default)
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """Values of the key that chooses a section's variant (`Section.chosen_by`).
+
+    Attributes:
+        otherwise: the condition that the key has another value, in words, with {} for the key.
+        includes: whether a value is one of them.
+    """
+
+    otherwise: str
+    includes: Callable[[Any], bool]
+
+    def unless(self, name: str) -> Condition:
+        """Return the condition that the key `name` has another value."""
+        get = attrgetter(name)
+        return Condition(self.otherwise.format(name), lambda run: not self.includes(get(run)))
+
+
+ANY_CLASS = Variant("unless {} is `package.module->Class`", lambda path: "->" in path)
+"""The variants that are classes of the user."""
+NOT_NULL = Variant("while {} is null", lambda value: value is not None)
+
+
+def only(value: str) -> Variant:
+    """Return the variant of one value."""
+    return Variant(f"unless {{}} is {value}", lambda chosen: bool(chosen == value))
+
+
 @dataclass(frozen=True, slots=True)
 class Unsupported:
     """Values that some backbones do not support.
@@ -142,14 +202,14 @@ class Unsupported:
     is_error: bool = True
 
 
-def unsupported(*values: object, by: tuple[BackboneName, ...] = ALL, why: str) -> Unsupported:
+def unsupported(*values: object, by: tuple[BackboneName, ...] = ALL, why: str) -> tuple[Unsupported, ...]:
     """Declare values that the backbones `by` do not support; without values, every value but the default."""
-    return Unsupported(values or None, by, why)
+    return (Unsupported(values or None, by, why),)
 
 
-def set_aside(*values: object, by: tuple[BackboneName, ...], why: str) -> Unsupported:
+def set_aside(*values: object, by: tuple[BackboneName, ...], why: str) -> tuple[Unsupported, ...]:
     """Declare values that only other backbones use, so that the backbones `by` go without them."""
-    return Unsupported(values, by, why, is_error=False)
+    return (Unsupported(values, by, why, is_error=False),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +226,7 @@ class KeyRule:
         wrong_for: name of an algorithm that has no use for the key, and the reason.
         resume: how the key may differ when a run resumes; None inherits from the section. Every key has or inherits
             one.
+        variant: the values of the section's key `chosen_by` that use the key: each variant has to include the value.
     """
 
     used_by: tuple[BackboneName, ...] | None = None
@@ -176,6 +237,7 @@ class KeyRule:
     despite: tuple[Condition, ...] = ()
     wrong_for: Mapping[str, str] = field(default_factory=dict)
     resume: ResumeRule | None = None
+    variant: tuple[Variant, ...] = ()
 
 
 def key(
@@ -190,25 +252,52 @@ def key(
     despite: tuple[Condition, ...] = (),
     wrong_for: Mapping[str, str] | None = None,
     resume: ResumeRule | None = None,
+    variant: str | Variant | tuple[Variant, ...] = (),
 ) -> T:
-    """Declare a key (or, where a section is another section's field, all keys in that section).
+    """Declare a key, or all keys in a section that is another section's field.
 
     Args:
         default: its value if nobody sets it.
-        used_by: see `KeyRule`, as for the arguments below.
-        verl: …
-        trinity: …
         trainers: the same text for `verl` and `trinity`.
-        unsupported: …
-        no_effect: …
-        despite: …
-        wrong_for: …
-        resume: …
+        variant: as in `KeyRule`, or the only value of `chosen_by` that uses the key. See there for the other arguments.
     """
-    declared: Any = Field(default)
-    declared.metadata.append(
-        KeyRule(
-            used_by, verl or trainers, trinity or trainers, unsupported, no_effect, despite, wrong_for or {}, resume
-        )
+    variants = (only(variant),) if isinstance(variant, str) else (variant,) if isinstance(variant, Variant) else variant
+    rule = KeyRule(
+        used_by=used_by,
+        verl=verl or trainers,
+        trinity=trinity or trainers,
+        unsupported=unsupported,
+        no_effect=no_effect,
+        despite=despite,
+        wrong_for=wrong_for or {},
+        resume=resume,
+        variant=variants,
     )
+    declared: Any = Field(default)
+    declared.metadata.append(rule)
     return cast(T, declared)
+
+
+def _on_tinker_server(run: AstunerConfig) -> bool:
+    """Return whether a Tinker server of the run's own samples and trains, as `trinity.backbone.on_gpus` decides."""
+    device = run.trainer_common.device
+    has_gpus = device == "cuda" or (device == "auto" and visible_gpus() >= MIN_GPUS_OF_TRINITY)
+    return run.backbone == "trinity" and (run.model.lora.rank > 0 or not has_gpus)
+
+
+def _verl_on_cpu(run: AstunerConfig) -> bool:
+    device = run.trainer_common.device
+    return run.backbone == "verl" and (device == "cpu" or (device == "auto" and visible_gpus() == 0))
+
+
+FOR_SFT = Condition("for sft", lambda run: run.is_supervised)
+TINKER_SERVER = Condition(
+    "where a Tinker server samples and trains, as for trinity with adapters or fewer than two GPUs",
+    _on_tinker_server,
+)
+VERL_ON_CPU = Condition("for verl on a CPU, whose memory holds everything anyway", _verl_on_cpu)
+WITH_FRAMEWORK = when("rollout.use_agentscope_protocol", True, at_default=True)
+SAMPLED_ELSEWHERE = Condition(
+    "while debug.base_url names a server that samples",
+    lambda run: run.backbone == "debug" and bool(run.debug.base_url),
+)

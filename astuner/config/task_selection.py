@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 
-from astuner.config.conditions import WITHOUT_CURRICULUM
-from astuner.config.section import Count, NonNegativeInt, PositiveInt, Section, key
+from astuner.config.section import Count, FunctionPath, NonNegativeInt, PositiveInt, Section
 
 Rate = Annotated[float, Field(ge=0, le=1)]
 
@@ -19,12 +18,6 @@ def _pattern(pattern: str) -> str:
     except (re.error, OverflowError, RecursionError) as error:
         raise ValueError(f"a regular expression of Python's re ({error})") from error
     return pattern
-
-
-def _function_path(path: str) -> str:
-    if "->" not in path:
-        raise ValueError("a function, `package.module->function`")
-    return path
 
 
 class _StaticFilter(Section):
@@ -86,7 +79,7 @@ class FunctionFilter(_StaticFilter):
 
     type: Literal["function"]
     """`function`."""
-    function: Annotated[str, AfterValidator(_function_path)]
+    function: FunctionPath
     """`package.module->function`, which takes a Task and returns True to keep it or False to leave it out."""
 
 
@@ -131,7 +124,7 @@ class CurriculumConfig(Section):
 
     enable: bool = False
     """Draw each batch at random, with preference for tasks that are solved in half of the episodes."""
-    window: Count = key(2, no_effect=(WITHOUT_CURRICULUM,))
+    window: Count = 2
     """Number of the latest steps with a task over which its success is averaged."""
-    min_weight: Annotated[float, Field(gt=0, le=1)] = key(0.05, no_effect=(WITHOUT_CURRICULUM,))
+    min_weight: Annotated[float, Field(gt=0, le=1)] = 0.05
     """Weight of tasks that are always or never solved, where 1 is that of tasks that are solved half of the time."""

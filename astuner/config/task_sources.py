@@ -4,19 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from astuner.config.llm_judge import JudgeLlmConfig
-from astuner.config.section import Count, NonNegativeInt, Number, PositiveInt, Section, Seed, key
+from astuner.config.section import Count, FunctionPath, NonNegativeInt, Number, PositiveInt, Section, Seed, key
+from astuner.config.services import JudgeLlmConfig
 
-
-def _optional_function(path: str | None) -> str | None:
-    if path is not None and "->" not in path:
-        raise ValueError("a function, `package.module->function`")
-    return path
-
-
-OptionalFunction = Annotated[str | None, AfterValidator(_optional_function)]
 ValidationShare = Annotated[float, Field(ge=0, lt=1)]
 
 
@@ -46,7 +38,7 @@ class FeedbackTracingConfig(Section):
     """Share of the rows that are for validation; 0 for none."""
     min_rating: Number | None = None
     """Leave out traces with a lower rating or without one, unless the answer was edited; null keeps all."""
-    redact: OptionalFunction = None
+    redact: FunctionPath | None = None
     """`package.module->function` that takes a text and returns it without personal data; null changes no text."""
     skip_bad_rows: bool = False
     """Skip and count rows, spans and episodes that cannot be read, instead of stopping at them."""

@@ -6,10 +6,24 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from astuner.config.conditions import FOR_SFT, WITHOUT_OVER_ROLLOUT
-from astuner.config.section import TRAINING, Count, Seconds, Section, from_run, key, mirrors, sets, unsupported
+from astuner.config.section import (
+    FOR_SFT,
+    TRAINING,
+    Condition,
+    Count,
+    Seconds,
+    Section,
+    from_run,
+    key,
+    mirrors,
+    sets,
+    unsupported,
+)
 
 Deadline = Seconds | None
+_NO_OVER_ROLLOUT = Condition(
+    "while asynchrony.over_rollout is 0", lambda run: run.backbone == "trinity" and run.asynchrony.over_rollout == 0
+)
 
 
 class AsynchronyConfig(Section):
@@ -22,14 +36,12 @@ class AsynchronyConfig(Section):
     sync_style: Literal["explorer_driven", "trainer_driven", "fully_async", "fixed"] = key(
         "explorer_driven",
         trinity=sets("synchronizer.sync_style") + sets("buffer.explorer_input.eval_tasksets", rule="requested_tasks"),
-        unsupported=(
-            unsupported(
-                "fixed",
-                by=("trinity",),
-                why="sampler and trainer then count steps separately, and wait for each other forever once a step "
-                "yields fewer samples than expected; write explorer_driven, which with sync_interval: 1 samples each "
-                "step with the newest weights",
-            ),
+        unsupported=unsupported(
+            "fixed",
+            by=("trinity",),
+            why="sampler and trainer then count steps separately, and wait for each other forever once a step "
+            "yields fewer samples than expected; write explorer_driven, which with sync_interval: 1 samples each "
+            "step with the newest weights",
         ),
     )
     """Who requests new weights: explorer_driven (the sampler), trainer_driven, or fully_async (also within a step)."""
@@ -52,7 +64,7 @@ class AsynchronyConfig(Section):
     )
     """Fraction of a step's tasks that the step need not wait for; the slowest are dropped and counted."""
     over_rollout_wait: Seconds = key(
-        30.0, no_effect=(WITHOUT_OVER_ROLLOUT,), trinity=sets("explorer.over_rollout.wait_after_min")
+        30.0, no_effect=(_NO_OVER_ROLLOUT,), trinity=sets("explorer.over_rollout.wait_after_min")
     )
     """Seconds to wait for these tasks after the others are done."""
     stall_timeout: Seconds = key(1800.0, trinity="ends the run", resume="any")

@@ -1,4 +1,4 @@
-"""Mapping of a configuration to verl's or Trinity's configuration, from the declared keys and `fixed_settings.yaml`."""
+"""Mapping of a configuration to that of verl or Trinity and back, from the declared keys and `fixed_settings.yaml`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from functools import cache
 from importlib import import_module
 from typing import Any, Literal
 
-from astuner.config.keys import KeyPath, parts, schema, value_at
+from astuner.config.keys import MISSING, KeyPath, dotted, get_at, parts, schema, value_at, with_value
 from astuner.config.root import RunConfig
 from astuner.config.section import TrainerKey, TrainerUse
+from astuner.config.validation import Draft, Problem, origin_of
 from astuner.config.yaml_file import SHIPPED_FOLDER, read_yaml
 
 TrainerName = Literal["verl", "trinity"]
@@ -166,3 +167,85 @@ def trainer_mapping(trainer: TrainerName) -> TrainerMapping:
         },
         same={name: entry and _same_thing(entry) for name, entry in tree["aliases"].items()},
     )
+
+
+def with_trainer_aliases(draft: Draft, mapping: TrainerMapping) -> Draft:
+    """Replace keys in a trainer's section by the astuner keys that name the same thing.
+
+    The astuner key gets its alias's place, and each alias a notice; one that contradicts a key that is also set is a
+    problem.
+    """
+    section = draft.tree.get(mapping.trainer)
+    if not isinstance(section, Mapping):
+        return draft
+    rest, taken = _split_section(section, (mapping.trainer,), mapping.aliases)
+    tree: Mapping[str, Any] = {**draft.tree, mapping.trainer: rest}
+    origins = dict(draft.origins)
+    notices, problems = list(draft.notices), list(draft.problems)
+    # Products and quotients are processed last, because their other key may also have an alias.
+    for written, name, value in sorted(taken, key=lambda item: bool(mapping.aliases[item[1]].other)):
+        same = mapping.aliases[name]
+        where = origin_of(origins, written)
+        alias = dotted((mapping.trainer, *parts(name)))
+        own = _own_value(tree, same, value)
+        if own is MISSING:
+            relation = f"{'a multiple' if same.factor else 'a divisor'} of {same.other} ({_present(tree, same)})"
+            text = f"{alias} is {value!r}; expected {relation}; change it, or set {dotted(same.keys[0])} instead"
+            problems.append(Problem(text, where, keys=same.keys))
+            continue
+        for key in same.keys:
+            if key not in origins:
+                tree = with_value(tree, key, own)
+                origins[key] = where
+                text = f"{alias} is read as {dotted(key)}; write {dotted(key)}"
+                notices.append(str(Problem(text, origin_of(origins, written))))
+            elif get_at(tree, key) != own:
+                text = (
+                    f"{alias} is {value!r}, and {dotted(key)}, which is the same thing, is {get_at(tree, key)!r} "
+                    f"({origins[key]}); remove one of them"
+                )
+                problems.append(Problem(text, where, keys=(key,)))
+    return Draft(tree, origins, tuple(notices), tuple(problems))
+
+
+def _split_section(
+    section: Mapping[str, Any], written: KeyPath, aliases: Mapping[str, SameThing]
+) -> tuple[dict[str, Any], list[tuple[KeyPath, str, object]]]:
+    """Return a section without its aliases, nested or dotted, and each alias: as written, its name, and its value.
+
+    An alias that is null is the trainer's default and has no effect on the key.
+    """
+    rest: dict[str, Any] = {}
+    taken: list[tuple[KeyPath, str, object]] = []
+    for key, value in section.items():
+        path = (*written, str(key))
+        name = ".".join(part.removeprefix("+") for part in path[1:])
+        if name in aliases:
+            taken += [(path, name, value)] if value is not None else []
+        elif isinstance(value, Mapping) and value:
+            below, taken_below = _split_section(value, path, aliases)
+            rest |= {key: below} if below else {}
+            taken += taken_below
+        else:
+            rest[key] = value
+    return rest, taken
+
+
+def _own_value(tree: Mapping[str, Any], same: SameThing, value: object) -> object:
+    """Return the value of astuner's key that means the same as a trainer's; MISSING if there is none."""
+    if same.values:
+        return same.values.get(value, value) if isinstance(value, str) else value
+    if not same.other:
+        return value
+    other = _present(tree, same)
+    if type(value) is not int or type(other) is not int or value < 1 or other < 1:
+        return value  # reported as a value of astuner's key
+    numerator, denominator = (value, other) if same.factor else (other, value)
+    return MISSING if numerator % denominator else numerator // denominator
+
+
+def _present(tree: Mapping[str, Any], same: SameThing) -> object:
+    """Return the value of the other key in a product or quotient."""
+    key = parts(same.other)
+    value = get_at(tree, key, MISSING)
+    return schema().keys[key].default if value is MISSING else value

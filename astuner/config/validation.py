@@ -1,19 +1,18 @@
-"""Convert a tree of values to the typed configuration; each of pydantic's errors becomes a one-line problem."""
+"""Values before validation, their validation, and the problems that are found, one line each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, get_args, get_origin
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from astuner.config.hydra_composition import origin_of
-from astuner.config.keys import KeyPath, dotted, schema
-from astuner.config.nested_dict import MISSING, get_at, without
-from astuner.config.problems import Problem, accepted_items
+from astuner.config.keys import MISSING, KeyPath, dotted, get_at, nearest_key, parts, schema, without
 from astuner.config.root import RunConfig
-from astuner.errors import did_you_mean, short_repr
+from astuner.config.section import plain_kinds
+from astuner.errors import ConfigError, did_you_mean, short_repr
 
 _EXPECTED = {
     "bool_parsing": "true or false",
@@ -40,7 +39,112 @@ _BOUNDS = {
 }
 
 
-def validate(tree: dict[str, Any], origins: Mapping[KeyPath, str]) -> tuple[RunConfig, list[Problem]]:
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A problem that the user has to fix.
+
+    Attributes:
+        text: what was given, what was expected, and the fix.
+        where: `file:line`, `command line`, or "" if it has no place.
+        keys: the affected keys; later checks of these keys are skipped.
+    """
+
+    text: str
+    where: str = ""
+    keys: tuple[KeyPath, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.text}" if self.where else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A configuration before validation. Each step of `load_config` returns a new one.
+
+    Attributes:
+        tree: every value, with references resolved and without unknown keys.
+        origins: where the user set a key or section (`file:line`, `command line`); the last place wins.
+        notices: notices about aliases.
+        problems: unknown keys, conflicting aliases, references that cannot be resolved.
+    """
+
+    tree: Mapping[str, Any]
+    origins: Mapping[KeyPath, str]
+    notices: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def origin_of(origins: Mapping[KeyPath, str], path: KeyPath) -> str:
+    """Return where the user set `path` or the nearest section around it; "" if nowhere."""
+    return next((origins[path[:end]] for end in range(len(path), 0, -1) if path[:end] in origins), "")
+
+
+def raise_problems(problems: Sequence[Problem]) -> None:
+    """Raise one error that lists all problems, if there are any.
+
+    Raises:
+        ConfigError: there is at least one problem.
+    """
+    lines = list(dict.fromkeys(str(problem) for problem in problems))
+    if len(lines) == 1:
+        raise ConfigError(lines[0])
+    if lines:
+        raise ConfigError("\n  ".join((f"{len(lines)} problems in the configuration:", *lines)))
+
+
+def unknown_key(path: KeyPath, where: str) -> Problem:
+    """Return the problem that there is no key `path`, with the nearest key."""
+    near = nearest_key(path)
+    if near is None:
+        section = path[:-1] if path[:-1] in schema().sections else ()
+        place = f"section {dotted(section)}" if section else "the top level"
+        names = ", ".join(schema().sections[section].model_fields)
+        return Problem(f"unknown key {short_repr(dotted(path))}; keys of {place}: {names}", where)
+    if near == dotted(path):
+        text = f"{near!r} is written as one word; write one level per line, each indented below the last"
+    else:
+        text = f"unknown key {short_repr(dotted(path))}; did you mean {near!r}?"
+    return Problem(text, where, keys=tuple(schema().below(parts(near))))
+
+
+def accepted_items(path: KeyPath) -> str:
+    """Return the items that a list at `path` takes, if they are names, for the end of a message."""
+    items = get_args(schema().keys[path].annotation) if path in schema().keys else ()
+    names = get_args(items[0]) if len(items) == 1 and get_origin(items[0]) is Literal else ()
+    return f" of {', '.join(names)}" if names else ""
+
+
+def outermost_unknown(paths: Iterable[KeyPath]) -> list[KeyPath]:
+    """Return the unknown paths, without those below another unknown path."""
+    unknown: list[KeyPath] = []
+    for path in paths:
+        if not schema().knows(path) and not any(path[: len(outer)] == outer for outer in unknown):
+            unknown.append(path)
+    return unknown
+
+
+def wrong_containers(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """Yield each key below `path` that is a list instead of a mapping or the reverse, with a description.
+
+    Hydra cannot merge these. Other wrong values are found by validation.
+    """
+    expected = ""
+    if path in schema().sections:
+        expected = "a section with keys below it" if isinstance(value, list) else ""
+        if isinstance(value, Mapping):
+            for key, item in value.items():
+                yield from wrong_containers(item, (*path, str(key)))
+    elif path in schema().keys:
+        default = schema().keys[path].default
+        if isinstance(default, dict) and isinstance(value, list):
+            expected = "a mapping"
+        elif isinstance(default, list | tuple) and isinstance(value, Mapping):
+            expected = "a list"
+    if expected:
+        yield path, f"{dotted(path)} is {short_repr(value)}; expected {expected}{accepted_items(path)}"
+
+
+def validate(tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> tuple[RunConfig, list[Problem]]:
     """Check types and bounds.
 
     Returns:
@@ -52,9 +156,12 @@ def validate(tree: dict[str, Any], origins: Mapping[KeyPath, str]) -> tuple[RunC
         wrong: dict[KeyPath, list[ErrorDetails]] = {}
         for details in error.errors():
             wrong.setdefault(_path_of(details, tree), []).append(details)
-    problems = [_problem(path, errors, tree, origins) for path, errors in wrong.items()]
-    keys = [schema().owner(path) or path for path in wrong]
-    return RunConfig.model_validate(without(tree, keys)), problems
+    problems = []
+    keys = {path: schema().owner(path) or path for path in wrong}
+    for path, errors in wrong.items():
+        text = _text(path, keys[path], errors, tree)
+        problems.append(Problem(text, origin_of(origins, path), keys=tuple(schema().below(keys[path]))))
+    return RunConfig.model_validate(without(tree, keys.values())), problems
 
 
 def _path_of(details: ErrorDetails, tree: Mapping[str, Any]) -> KeyPath:
@@ -83,14 +190,7 @@ def _value_at(tree: Mapping[str, Any], path: KeyPath) -> Any:
     return node
 
 
-def _problem(
-    path: KeyPath, errors: list[ErrorDetails], tree: dict[str, Any], origins: Mapping[KeyPath, str]
-) -> Problem:
-    key = schema().owner(path) or path
-    return Problem(_text(path, key, errors, tree), origin_of(origins, path), keys=tuple(schema().below(key)))
-
-
-def _text(path: KeyPath, key: KeyPath, errors: list[ErrorDetails], tree: dict[str, Any]) -> str:
+def _text(path: KeyPath, key: KeyPath, errors: list[ErrorDetails], tree: Mapping[str, Any]) -> str:
     first = errors[0]
     # Only in a mapping of sections: elsewhere, unknown keys are found earlier, and every key has a default.
     if first["type"] == "extra_forbidden":
@@ -121,16 +221,12 @@ def _names_at(path: KeyPath, key: KeyPath, tree: Mapping[str, Any]) -> list[str]
         kind = _value_at(tree, path[: len(key) + 1])["type"]
         section = next(
             section
-            for section in map(_without_metadata, get_args(_without_metadata(section)))
+            for section in plain_kinds(plain_kinds(section)[0])
             if kind in get_args(section.model_fields["type"].annotation)
         )
     for part in path[len(key) + 1 : -1]:
         section = section.model_fields[part].annotation
     return list(section.model_fields)
-
-
-def _without_metadata(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
 
 
 def _expected(details: ErrorDetails) -> str:

@@ -1,19 +1,21 @@
-"""Section `workflow`: a program that is the agent."""
+"""Sections on the agent: `workflow`, a program, and `context_tracker`, the history of the built-in agent loop."""
 
 from __future__ import annotations
 
 import re
 import shlex
 from difflib import get_close_matches
-from typing import Annotated
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from astuner.config.section import PositiveInt, Section, key
-from astuner.config.services import EnvValue
+from astuner.config.section import NOT_NULL, NonNegativeInt, PositiveInt, Section, key
+from astuner.config.services import ApiAddress, EnvValue
 
 PLACEHOLDER = re.compile(r"\{(main_query|task_id|base_url|api_key|model|metadata\.[\w-]+)\}")
 """A placeholder in `command`, `files` and `env`, which is replaced with a value of the episode."""
+SUMMARY_TARGET = "context_tracker.alien_llm_model"
+"""The target of the calls that summarise a history with another model than the one in training."""
 _NAMES = ("main_query", "task_id", "base_url", "api_key", "model", "metadata")
 _EXAMPLE = "expected a list with one item per word, such as [python, my_agent.py]"
 
@@ -79,3 +81,60 @@ class WorkflowConfig(Section):
     """Names of the program's agents, each with a text in the agent's system prompt or last user message."""
     max_output_bytes: PositiveInt = key(65536, resume="any")
     """Maximum size of the recorded stdout and of the recorded stderr, in bytes; the middle is left out."""
+
+
+class AutoContextConfig(Section):
+    """`context_tracker.auto_context_cm`: a history that is replaced with a summary when it is too long."""
+
+    chosen_by: ClassVar[str] = "base_url"
+
+    base_url: ApiAddress | None = key(None, resume="any")
+    """The OpenAI-compatible endpoint of alien_llm_model; null has the agent's own model write the summaries."""
+    api_key_env: str | None = key(None, variant=NOT_NULL, resume="any")
+    """The environment variable with the endpoint's API key; null if it needs none."""
+    keep_turns: NonNegativeInt = 0
+    """Number of last turns that remain after the summary."""
+    prompt: Annotated[str, Field(min_length=1)] = (
+        "Summarize the steps so far for yourself: what you know about the environment, what you have tried, and what "
+        "remains to do. You will continue with this summary and without the steps."
+    )
+    """The request for a summary."""
+
+
+class SlidingWindowConfig(Section):
+    """`context_tracker.sliding_window_cm`: a history of the last turns."""
+
+    turns: NonNegativeInt = 4
+    """Number of last turns (observation and answer) that the model sees, in addition to the current observation."""
+
+
+class LinearThinkConfig(Section):
+    """`context_tracker.linear_think_cm`: a history without earlier thinking."""
+
+    keep_turns: NonNegativeInt = 0
+    """Number of last turns whose thinking remains."""
+
+
+class ContextTrackerConfig(Section):
+    """`context_tracker`: the history of the built-in agent loop (rollout.use_agentscope_protocol: False)."""
+
+    chosen_by: ClassVar[str] = "context_tracker_type"
+
+    context_tracker_type: Literal["linear", "sliding_window", "linear_think", "auto_context"] = "linear"
+    """What the model sees: all turns; the last turns; no earlier thinking; or a summary of a long history."""
+    alien_llm_model: str = key(
+        "qwen3-235b-a22b-instruct-2507",
+        variant="auto_context",
+        no_effect=(NOT_NULL.unless("context_tracker.auto_context_cm.base_url"),),
+    )
+    """The model that writes the summaries, at auto_context_cm.base_url."""
+    alien_llm_response_length: PositiveInt = key(512, variant="auto_context")
+    """Maximum number of tokens of a summary."""
+    max_env_len: PositiveInt = key(4096, variant="auto_context")
+    """Number of tokens of a prompt above which auto_context summarizes the history."""
+    auto_context_cm: AutoContextConfig = key(AutoContextConfig(), variant="auto_context")
+    """Used if context_tracker_type is auto_context."""
+    sliding_window_cm: SlidingWindowConfig = key(SlidingWindowConfig(), variant="sliding_window")
+    """Used if context_tracker_type is sliding_window."""
+    linear_think_cm: LinearThinkConfig = key(LinearThinkConfig(), variant="linear_think")
+    """Used if context_tracker_type is linear_think."""

@@ -1,12 +1,12 @@
-"""Reads a YAML file as a tree of values, with each key's line."""
+"""Finds YAML files, reads one as a tree of values with each key's line, and writes a configuration as YAML."""
 
 from __future__ import annotations
 
 import io
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +14,21 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException, UnsupportedValueType
 
-from astuner.config.keys import KeyPath
+from astuner.config.keys import KeyPath, dotted, is_changed, schema, without
+from astuner.config.root import WITHOUT_EFFECT, RunConfig
+from astuner.config.validation import Problem
 from astuner.errors import ConfigError, did_you_mean
-from astuner.system.redaction import learn_secret_settings
+from astuner.system.redaction import learn_secret_settings, redact_settings
 
 SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "default_config"
 SUFFIXES = (".yaml", ".yml")
 MAX_DIGITS = 4000
 """Digits of a number; Python converts at most 4,300."""
 _MAX_VALUES = 100_000
+_TAGS_OF_NO_KEY = {"tag:yaml.org,2002:bool": "a Boolean", "tag:yaml.org,2002:null": "empty"}
+_PLAIN = re.compile(r"[A-Za-z_][A-Za-z0-9_./-]*")
+_ESCAPED_REFERENCE = re.compile(r"(\\*)\$\{")
+_SHIPPED_ENTRY = re.compile(r"^(?:file://)?(?:\./)?(?:astuner|astune|ajet)/default_config(?:/|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +40,16 @@ class YamlFile:
         text: its content.
         tree: its values, as OmegaConf reads them and not YAML 1.1: `1e-6` is a float, and a date is text.
         lines: 1-based line of every key and list item; the last part of an item's path is its index.
+        notices: another name of a key to the notice about it.
+        problems: other names of keys that are also set, to another value.
     """
 
     path: Path
     text: str
-    tree: dict[str, Any]
+    tree: Mapping[str, Any]
     lines: Mapping[KeyPath, int]
+    notices: Mapping[str, str] = field(default_factory=dict)
+    problems: tuple[Problem, ...] = ()
 
     def where(self, path: KeyPath) -> str:
         """Return a key's `file:line`, or that of the nearest section around it that the file contains."""
@@ -99,28 +109,25 @@ def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(_missing_file(path)) from None
+        folder = path.parent
+        if not folder.is_dir():
+            raise ConfigError(f"no file {shown(path)}: there is no folder {shown(folder)}") from None
+        hint = did_you_mean(
+            path.name, _yaml_names(folder), "; did you mean {}?", show=lambda name: shown(folder / name), cutoff=0.5
+        )
+        raise ConfigError(f"no file {shown(path)}{hint}") from None
     except IsADirectoryError:
-        raise ConfigError(_folder_instead(path)) from None
+        names = [shown(path / name) for name in _yaml_names(path)[:3]]
+        hint = f"; did you mean {' or '.join(names)}?" if names else ""
+        raise ConfigError(f"{shown(path)} is a folder; expected a YAML file{hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{shown(path)} is not UTF-8 text (byte {error.start}); save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{shown(path)} cannot be read: {error.strerror}") from None
 
 
-def _folder_instead(path: Path) -> str:
-    names = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
-    hint = f"; did you mean {' or '.join(shown(path / name) for name in names[:3])}?" if names else ""
-    return f"{shown(path)} is a folder; expected a YAML file{hint}"
-
-
-def _missing_file(path: Path) -> str:
-    folder = path.parent
-    if not folder.is_dir():
-        return f"no file {shown(path)}: there is no folder {shown(folder)}"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
-    hint = did_you_mean(path.name, names, "; did you mean {}?", show=lambda name: shown(folder / name), cutoff=0.5)
-    return f"no file {shown(path)}{hint}"
+def _yaml_names(folder: Path) -> list[str]:
+    return sorted(entry.name for entry in folder.iterdir() if entry.suffix in SUFFIXES)
 
 
 def _syntax_error(path: Path, text: str, error: yaml.MarkedYAMLError) -> str:
@@ -203,25 +210,168 @@ def _collect_lines(loader: yaml.SafeLoader, node: yaml.Node, prefix: KeyPath, li
     if isinstance(node, yaml.ScalarNode) and node.value == "???":  # OmegaConf's mark of a missing value
         text = f"{'.'.join(prefix)} is ???, which stands for a missing value; write a value, or remove the key"
         raise _InvalidNode(text, node.start_mark.line + 1)
+    children: list[tuple[str, yaml.Node, yaml.Node]] = []
     if isinstance(node, yaml.SequenceNode):
-        for index, item in enumerate(node.value):
-            _add_line(loader, (*prefix, str(index)), item, item, lines)
+        children = [(str(index), item, item) for index, item in enumerate(node.value)]
     if isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)  # `<<: *base` adds the base's keys, with their lines
-        for key, value in node.value:
-            if key.tag in _TAGS_OF_NO_KEY:
-                text = f"the key {key.value or 'null'!r} is {_TAGS_OF_NO_KEY[key.tag]} in YAML; write it in quotes"
-                raise _InvalidNode(text, key.start_mark.line + 1)
-            _add_line(loader, (*prefix, str(key.value)), key, value, lines)
+        children = [(str(key.value), key, value) for key, value in node.value]
+    for name, start, value in children:
+        line = start.start_mark.line + 1
+        if isinstance(node, yaml.MappingNode) and start.tag in _TAGS_OF_NO_KEY:
+            text = f"the key {start.value or 'null'!r} is {_TAGS_OF_NO_KEY[start.tag]} in YAML; write it in quotes"
+            raise _InvalidNode(text, line)
+        lines[(*prefix, name)] = line
+        if len(lines) > _MAX_VALUES:  # anchors in anchors multiply
+            raise _InvalidNode(f"the file has more than {_MAX_VALUES:,} values", line)
+        _collect_lines(loader, value, (*prefix, name), lines)
 
 
-_TAGS_OF_NO_KEY = {"tag:yaml.org,2002:bool": "a Boolean", "tag:yaml.org,2002:null": "empty"}
+def search_folders(main: YamlFile, override: list[str] | None) -> tuple[Path, ...]:
+    """Return the main file's folder, followed by the folders in its `hydra.searchpath`.
+
+    Entries that name the package's `astuner/default_config` are skipped: it is always searched.
+
+    Args:
+        main: the main file.
+        override: `hydra.searchpath` from the command line, which replaces the main file's.
+
+    Raises:
+        ConfigError: an entry is not an existing folder.
+    """
+    base = main.path.absolute().parent
+    folders = [base]
+    for index, entry in enumerate(_search_path(main) if override is None else override):
+        where = "command line" if override is not None else main.where(("hydra", "searchpath", str(index)))
+        folder = None if _SHIPPED_ENTRY.match(entry) else _folder(entry, base, where)
+        if folder is not None and not folder.is_relative_to(SHIPPED_FOLDER) and folder not in folders:
+            folders.append(folder)
+    return tuple(folders)
 
 
-def _add_line(
-    loader: yaml.SafeLoader, path: KeyPath, start: yaml.Node, value: yaml.Node, lines: dict[KeyPath, int]
-) -> None:
-    lines[path] = start.start_mark.line + 1
-    if len(lines) > _MAX_VALUES:  # anchors in anchors multiply
-        raise _InvalidNode(f"the file has more than {_MAX_VALUES:,} values", lines[path])
-    _collect_lines(loader, value, path, lines)
+def _search_path(file: YamlFile) -> list[str]:
+    section = file.tree.get("hydra")
+    if not isinstance(section, dict) or not section.get("searchpath"):
+        return []
+    where = file.where(("hydra", "searchpath"))
+    try:
+        tree: Any = OmegaConf.to_container(OmegaConf.create({"entries": section["searchpath"]}), resolve=True)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: hydra.searchpath: {reason_of(error)}") from error
+    if not isinstance(tree["entries"], list):
+        raise ConfigError(f"{where}: hydra.searchpath is {tree['entries']!r}; expected a list of file:// folders")
+    return [str(entry) for entry in tree["entries"]]
+
+
+def _folder(entry: str, base: Path, where: str) -> Path:
+    scheme, separator, rest = entry.rpartition("://")
+    if separator and scheme != "file":
+        raise ConfigError(f"{where}: hydra.searchpath entry {entry!r}: only file:// folders are supported")
+    path = Path(os.path.expanduser(rest))
+    candidates = (path,) if path.is_absolute() else (base / path, Path.cwd() / path)
+    for candidate in candidates:
+        if candidate.is_dir():
+            return candidate.resolve()
+    tried = " nor ".join(str(candidate) for candidate in candidates)
+    raise ConfigError(f"{where}: hydra.searchpath entry {entry!r} is not a folder: there is no {tried}")
+
+
+def find_yaml(folder: Path, name: str) -> Path | None:
+    """Return the file of the `defaults` entry `name` in a folder, or None."""
+    names = (name,) if name.endswith(SUFFIXES) else tuple(name + suffix for suffix in SUFFIXES)
+    return next((folder / name for name in names if (folder / name).is_file()), None)
+
+
+def hydra_errors(file: YamlFile, main: YamlFile) -> Iterator[Problem]:
+    """Yield each error in a file's `hydra:` section: the main file can have a `searchpath`."""
+    section = file.tree.get("hydra")
+    for name in section if isinstance(section, dict) else ():
+        key = ("hydra", str(name))
+        if name != "searchpath":
+            yield Problem(f"{'.'.join(key)} has no effect; remove it", file.where(key))
+        elif file is not main and not all(_SHIPPED_ENTRY.match(entry) for entry in _search_path(file)):
+            text = f"hydra.searchpath has an effect only in the main file ({main.path.name}); move it there"
+            yield Problem(text, file.where(key))
+
+
+def to_yaml(config: RunConfig, *, redacted: bool = False, full: bool = True) -> str:
+    """Return the keys with their values as YAML, which `load_config` reads back as `config`.
+
+    Keys that are accepted for older files only are left out at their defaults, because loading them gives a notice.
+
+    Args:
+        config: the configuration.
+        redacted: whether secrets are replaced with `[redacted]`.
+        full: whether keys at their defaults are written.
+
+    Raises:
+        ConfigError: a value is the text `???`, which means "missing" in Hydra's YAML.
+    """
+    tree = without(config.model_dump(mode="json"), _left_out(config, full=full))
+    if not full:
+        tree = _without_empty_sections(tree)
+    return yaml.dump(
+        _literal(redact_settings(tree) if redacted else tree),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        width=10**6,
+    )
+
+
+def _without_empty_sections(tree: dict[str, Any], path: KeyPath = ()) -> dict[str, Any]:
+    """Return the tree without the sections of the schema that have no key left; a mapping that is a value stays."""
+    kept = {}
+    for name, value in tree.items():
+        here = (*path, name)
+        is_section = isinstance(value, dict) and here not in schema().keys
+        content = _without_empty_sections(value, here) if is_section else value
+        if content or not is_section:
+            kept[name] = content
+    return kept
+
+
+def _left_out(config: RunConfig, *, full: bool) -> Iterator[KeyPath]:
+    for path, key in schema().keys.items():
+        noticed = dotted(path) in WITHOUT_EFFECT or any(condition.at_default for condition in key.no_effect)
+        if (noticed or not full) and not is_changed(config, path):
+            yield path
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes all text except plain words, because YAML readers differ in what they read as numbers or dates."""
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if _PLAIN.fullmatch(text) else '"')
+
+
+_Dumper.add_representer(str, _represent_text)
+
+
+def secret_keys(config: RunConfig) -> list[str]:
+    """Return the dotted keys whose values `to_yaml` redacts."""
+
+    def differing(value: Any, shown: Any, path: KeyPath) -> Iterator[str]:
+        if isinstance(value, dict):
+            for name, item, clean in zip(value, value.values(), shown.values(), strict=True):
+                yield from differing(item, clean, (*path, str(name)))
+        elif value != shown:
+            yield dotted(path)
+
+    tree = config.model_dump(mode="json")
+    return list(differing(tree, redact_settings(tree), ()))
+
+
+def _literal(value: Any) -> Any:
+    """Escape text that OmegaConf would read as a reference."""
+    if isinstance(value, dict):
+        return {key: _literal(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_literal(item) for item in value]
+    if value == "???":
+        raise ConfigError("a value is '???', which means a missing value in YAML; set another value")
+    if isinstance(value, str):
+        # Backslashes have a meaning only before `${`: each is doubled, and one more escapes the reference.
+        return _ESCAPED_REFERENCE.sub(lambda match: match[1] * 2 + r"\${", value)
+    return value

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from astuner.context_tracker.prefixes import ID_BYTES, count_distinct_prefixes, encode
-from astuner.schema import CallSpan, LlmCall, Sample, TokenCounts, part_of
+from astuner.context_tracker.packing import ID_BYTES, count_distinct_prefixes, encode
+from astuner.schema import CallSpan, LlmCall, Sample, TokenCounts, view_of
 
 
 def count_tokens(calls: Sequence[LlmCall]) -> TokenCounts:
@@ -105,31 +105,21 @@ def _is_reproduced(call: LlmCall, locations: Sequence[tuple[Sample, CallSpan]]) 
     if len(locations) != 1:
         return False
     sample, span = locations[0]
-    if span.nodes is not None:
-        return _is_in_tree(call, sample, span.nodes)
-    return (
-        part_of(sample.token_ids, 0, span.start) == call.prompt_ids
-        and part_of(sample.token_ids, span.start, span.end) == call.completion_ids
-        and part_of(sample.logprobs, span.start, span.end) == call.logprobs
-    )
-
-
-def _is_in_tree(call: LlmCall, sample: Sample, nodes: Sequence[int]) -> bool:
-    return (
-        tuple(sample.token_ids[node] for node in nodes) == call.completion_ids
-        and tuple(sample.logprobs[node] for node in nodes) == call.logprobs
-        and all(
-            _ancestor_ids(sample, node) == call.prompt_ids + call.completion_ids[:offset]
-            for offset, node in _path_starts(sample, nodes)
+    if (nodes := span.nodes) is not None:
+        assert sample.parents is not None
+        parents = [sample.parents[node] for node in nodes]
+        # Where a node follows its parent, only the parent's ancestors must be checked.
+        starts = [(k, node) for k, node in enumerate(nodes) if k == 0 or parents[k] != nodes[k - 1]]
+        return (
+            tuple(sample.token_ids[node] for node in nodes) == call.completion_ids
+            and tuple(sample.logprobs[node] for node in nodes) == call.logprobs
+            and all(_ancestor_ids(sample, node) == call.prompt_ids + call.completion_ids[:k] for k, node in starts)
         )
+    return (
+        view_of(sample.token_ids, 0, span.start) == call.prompt_ids
+        and view_of(sample.token_ids, span.start, span.end) == call.completion_ids
+        and view_of(sample.logprobs, span.start, span.end) == call.logprobs
     )
-
-
-def _path_starts(sample: Sample, nodes: Sequence[int]) -> list[tuple[int, int]]:
-    """Return (offset, node) of the nodes that do not follow their parent; only their ancestors must be checked."""
-    assert sample.parents is not None
-    parents = [sample.parents[node] for node in nodes]
-    return [(k, node) for k, node in enumerate(nodes) if k == 0 or parents[k] != nodes[k - 1]]
 
 
 def _ancestor_ids(sample: Sample, node: int) -> tuple[int, ...]:

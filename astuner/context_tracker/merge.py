@@ -16,10 +16,9 @@ from typing import Literal
 
 import numpy as np
 
-from astuner.context_tracker.packing import pack_encoded
-from astuner.context_tracker.prefixes import encode
+from astuner.context_tracker.packing import encode, pack_encoded
 from astuner.errors import shorten
-from astuner.schema import AgentStep, CallSpan, Ints, LlmCall, Packed, Part, Sample, joined, pack_floats, pack_ints
+from astuner.schema import AgentStep, CallSpan, Ints, LlmCall, Packed, Part, Sample, concatenate, pack_floats, pack_ints
 
 MergeMode = Literal["leaf", "tree", "none"]
 
@@ -39,10 +38,8 @@ class _Row:
 
     Attributes:
         encoded: the token ids, encoded (see `encode`).
-        token_ids: the token ids.
         calls: the calls that are trained on the row.
         counts: how often each token is trained.
-        logprobs: the sampled logprobs.
         credits: by index, the agent, the reward and the step of trained tokens whose call has its own reward or step.
     """
 
@@ -153,7 +150,7 @@ def _span(call: LlmCall) -> tuple[int, int]:
 
 
 def _new_row(encoded: bytes, call: LlmCall) -> _Row:
-    row = _Row(encoded, joined(call.prompt_ids, call.completion_ids))
+    row = _Row(encoded, concatenate(call.prompt_ids, call.completion_ids))
     row.add(call)
     return row
 
@@ -200,14 +197,6 @@ def _first_accepting(call: LlmCall, rejecting: list[_Row], others: Iterator[_Row
     return None
 
 
-def _in_runs(counts: array[int]) -> Packed[int]:
-    """Return counts as runs of equal numbers."""
-    ends = [*(np.flatnonzero(np.diff(np.frombuffer(counts, counts.typecode))) + 1).tolist(), len(counts)]
-    shared: dict[int, int] = {}  # equal lengths are one object
-    runs = ((start, end - start) for start, end in pairwise([0, *ends]))
-    return Packed([(counts[start], 0, shared.setdefault(length, length)) for start, length in runs])
-
-
 def _logprobs(row: _Row) -> Packed[float]:
     """Return the logprobs of a row, which shares them with its calls."""
     parts: list[Part] = []
@@ -227,9 +216,13 @@ def _logprobs(row: _Row) -> Packed[float]:
 
 
 def _to_sample(row: _Row, positions: range, episode_tokens: int) -> Sample:
+    counts = row.counts
+    ends = [*(np.flatnonzero(np.diff(np.frombuffer(counts, counts.typecode))) + 1).tolist(), len(counts)]
+    runs = ((start, end - start) for start, end in pairwise([0, *ends]))
+    shared: dict[int, int] = {}  # equal lengths are one object
     return Sample(
         token_ids=row.token_ids,
-        train_counts=_in_runs(row.counts),
+        train_counts=Packed([(counts[start], 0, shared.setdefault(length, length)) for start, length in runs]),
         logprobs=_logprobs(row),
         position_ids=Packed([(positions, 0, len(row.token_ids))]),
         weight=sum(row.counts) / episode_tokens,

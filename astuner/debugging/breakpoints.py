@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bdb
-import contextvars
 import importlib.util
 import os
 import sys
@@ -17,11 +16,9 @@ from astuner.errors import ConfigError
 
 @dataclass(frozen=True)
 class Breakpoints:
-    """The enabled breakpoints of a process.
+    """A process's enabled breakpoints: the tags of its `bp(tag)` lines.
 
-    Attributes:
-        tags: Tags of the `bp(tag)` lines at which the process stops.
-        port: Port of 127.0.0.1 on which the first stop waits for a debugger. None stops in the terminal.
+    The first stop waits for a debugger on `port` of 127.0.0.1; None stops in the terminal.
     """
 
     tags: frozenset[str] = frozenset()
@@ -52,11 +49,7 @@ def bp(tag: str) -> None:
 
 
 def enable_tags(text: str) -> None:
-    """Enable the breakpoints with the tags in `text`, such as `TAG1|TAG2`.
-
-    Raises:
-        ConfigError: If `text` holds no tag.
-    """
+    """Enable the breakpoints with the tags in `text`, such as `TAG1|TAG2`; `ConfigError` if `text` holds no tag."""
     global _active  # noqa: PLW0603 breakpoints belong to the whole process
     tags = frozenset(part.strip() for part in text.split("|")) - {""}
     if not tags:
@@ -102,11 +95,6 @@ def add_reached_tags(tags: frozenset[str]) -> None:
     _reached.update(tags)
 
 
-def has_breakpoints() -> bool:
-    """Return whether any breakpoint is enabled."""
-    return bool(_active.tags)
-
-
 def describe_missed_tags() -> str | None:
     """Return a message about the enabled tags that the run has not reached, or None if it has reached all."""
     missed = _active.tags - _reached
@@ -122,13 +110,13 @@ def is_debugged() -> bool:
     Deadlines do not apply in a debugged process, because they would include the time spent at breakpoints.
     """
     tracer = getattr(sys.gettrace(), "__self__", None)
-    return has_breakpoints() or _attached_pydevd() is not None or isinstance(tracer, bdb.Bdb)
+    return bool(_active.tags) or _attached_pydevd() is not None or isinstance(tracer, bdb.Bdb)
 
 
 def _stop(frame: FrameType) -> None:
     if _active.port is not None:
         _wait_for_debugger(_active.port)
-    # The debugger's own hook would stop in this function instead of the caller of `bp`.
+    # The debugger's own hook would stop in this function instead of `bp`'s caller.
     pydevd = _attached_pydevd()
     if pydevd is not None:
         pydevd.settrace(suspend=True, trace_only_current_thread=True, patch_multiprocessing=False, stop_at_frame=frame)
@@ -154,12 +142,10 @@ def _wait_for_debugger(port: int) -> None:
         import debugpy
         from loguru import logger
 
-        # The debugger's own process must outlive the episode that stops first.
-        no_episode = contextvars.Context()
         try:
-            host, bound_port = no_episode.run(debugpy.listen, ("127.0.0.1", port))
+            host, bound_port = debugpy.listen(("127.0.0.1", port))
         except RuntimeError:  # Another process holds the port.
-            host, bound_port = no_episode.run(debugpy.listen, ("127.0.0.1", 0))
+            host, bound_port = debugpy.listen(("127.0.0.1", 0))
         logger.warning(
             "process {} waits at a breakpoint for a debugger: attach one to {}:{} (in VS Code with `Attach to a run` "
             "of the launch.json that `astuner init` writes)",

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import math
 import os
+import signal
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.tracebacks import format_stack, task_stack
 
 CLOCK_THREAD = "deadlines"
-"""Name of the thread of the alarms. A fork of the process starts another one."""
+"""Name of the alarms' thread. A fork of the process starts another one."""
 
 # Seconds after a deadline in which an event loop that is not blocked logs the stack itself.
 _EVENT_LOOP_GRACE = 0.5
@@ -55,8 +56,12 @@ class _Clock:
     def _run(self) -> None:
         while True:
             for alarm in self._wait_for_due():
-                if not is_debugged():
+                if is_debugged():
+                    continue
+                try:
                     alarm.callback(monotonic() - alarm.start)
+                except Exception:  # the other alarms must still be called
+                    logger.exception("an alarm failed after {:g} s", alarm.seconds)
 
     def _wait_for_due(self) -> list[_Alarm]:
         with self._changed:
@@ -90,7 +95,7 @@ def alarm(seconds: float | None, callback: Callable[[float], None], *, repeat: b
     """Call `callback` in another thread if the block takes longer than `seconds`. Does nothing in a debugged process.
 
     Args:
-        seconds: The time limit; None for no limit.
+        seconds: None for no limit.
         callback: Receives the seconds that have passed since the start of the block.
         repeat: Also call it at each further multiple of `seconds`.
     """
@@ -129,7 +134,9 @@ def log_if_late(
     def log(*, is_blocking: bool) -> None:
         if not once.acquire(blocking=False):
             return
-        only = ", which only Ctrl-C ends" if thread is threading.main_thread() else ""
+        # Worker processes, which are replaced, have no handler.
+        is_run = thread is threading.main_thread() and signal.getsignal(signal.SIGINT) is not signal.SIG_DFL
+        only = ", which only Ctrl-C ends" if is_run else ""
         write = logger.warning if is_blocking else logger.debug
         text = f"{message()}; it blocks its thread{only}" if is_blocking else message()
         write("{}; its stack:\n{}", text, format_stack(task_stack(task, thread)))
@@ -144,12 +151,7 @@ def log_if_late(
 
 @contextlib.asynccontextmanager
 async def deadline(seconds: float | None, message: Callable[[], str]) -> AsyncIterator[asyncio.Timeout]:
-    """`asyncio.timeout` that logs the task's stack before the task is cancelled.
-
-    Args:
-        seconds: The time limit; None for no limit.
-        message: Returns the text above the stack.
-    """
+    """`asyncio.timeout` that logs the task's stack before the task is cancelled; arguments as for `log_if_late`."""
     with log_if_late(seconds, message):
         async with asyncio.timeout(seconds) as timeout:
             yield timeout

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import sys
+import sysconfig
 import threading
 import traceback
 import weakref
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any
 
 from astuner.errors import describe_error, leaf_exceptions
 
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 _MAX_FRAMES = 100
 _MAX_TRACEBACK = 20_000
 
@@ -47,11 +50,8 @@ def task_stack(task: asyncio.Task[object], thread: threading.Thread) -> Stack:
 
     The stack of a waiting task is followed from coroutine to coroutine down to the innermost awaitable
     (`Task.get_stack` returns the outermost frame only). If the task runs, its stack is that of its thread; if it waits
-    for a thread (`waits_for_thread`), the stack of that thread is appended.
-
-    Args:
-        task: The task.
-        thread: The thread of the task's event loop; may differ from the calling thread.
+    for a thread (`waits_for_thread`), the stack of that thread is appended. `thread` is that of the task's event loop,
+    which may differ from the calling thread.
     """
     if asyncio.current_task(task.get_loop()) is task:
         stack = thread_stack(thread)
@@ -112,3 +112,19 @@ def _coroutine_stack(awaitable: object) -> Stack:
             frames.append((frame, frame.f_lineno))
         awaitable = getattr(awaitable, "gi_yieldfrom" if prefix == "gi" else f"{prefix}_await")
     return tuple(traceback.StackSummary.extract(iter(frames)))
+
+
+def error_location(error: BaseException) -> str:
+    """Return ` (at FILE:LINE, in FUNCTION)` for an exception of the user's code; "" if it has no traceback."""
+    frames = error_stack(error)
+    if not frames:
+        return ""
+    frame = innermost_user_frame(frames) or frames[-1]
+    return f" (at {frame.filename}:{frame.lineno}, in {frame.name})"
+
+
+def innermost_user_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
+    """Return the innermost frame outside astuner and installed packages, or None."""
+    foreign = (_PACKAGE, sysconfig.get_path("stdlib"), "<frozen")
+    user_frames = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
+    return user_frames[-1] if user_frames else None

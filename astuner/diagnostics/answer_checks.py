@@ -6,15 +6,15 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
 from astuner.diagnostics.evidence import Result, StepEvidence, groups_of, text_of, tokens_digest
 from astuner.errors import short_repr, shorten
-from astuner.schema import Episode, Floats, Ints, LlmCall
+from astuner.schema import Floats, Ints, LlmCall
 
-# Log of the probability of a false alarm in one step.
+# Log probability of a false alarm in one step.
 _LOG_CHANCE = math.log(1e-9)
 _LOG_CHANCE_OF_TRUNCATION = math.log(1e-4)
 # Mean logprob of sampled tokens below which a model writes noise.
@@ -73,7 +73,7 @@ def _are_truncated_by_fault(step: StepEvidence) -> bool:
     """Return whether it is improbable, given the model and the earlier steps, that all answers of a step are cut."""
     count = len(step.sampled_calls)
     if step.stops_before:
-        # Half of the rate of earlier steps, because it changes while the model learns.
+        # Half of the earlier steps' rate, because it changes while the model learns.
         rate = step.stops_before / step.calls_before / 2
         return count * math.log1p(-rate) < _LOG_CHANCE_OF_TRUNCATION
     total = sum(float(np.sum(call.logprobs)) for call in step.sampled_calls)
@@ -97,7 +97,7 @@ def identical_samples(step: StepEvidence) -> Result:
         return
     count = sum(len(calls) for calls in compared)
     equal_seeds = all(len({call.sampling.seed for call in calls}) == 1 for calls in compared)
-    # If the samples are independent, each of them equals the first sample with the probability of the first sample.
+    # If the samples are independent, each one equals the first sample with that sample's probability.
     log_chance = sum((len(calls) - 1) * sum(calls[0].logprobs) for calls in compared)
     why = f"which has a probability of 1e{log_chance / math.log(10):.0f} if they are sampled independently"
     if equal_seeds and compared[0][0].sampling.seed is not None:
@@ -115,7 +115,9 @@ def answers_of_other_prompts(step: StepEvidence) -> Result:
     """Find answers that were sampled for another prompt."""
     answers: dict[tuple[Ints, Floats], list[LlmCall]] = defaultdict(list)
     for call in step.sampled_calls:
-        if _bits(call.logprobs) >= _BITS:
+        logprobs = np.asarray(call.logprobs, float)
+        # The random bits in the logprobs' rounding. Different prompts rarely agree in these bits.
+        if np.log2(-logprobs[logprobs < -_ROUNDING] / _ROUNDING).sum() >= _BITS:
             answers[(call.completion_ids, call.logprobs)].append(call)
     copied = [calls for calls in answers.values() if len(calls) > 1 and len({call.prompt_ids for call in calls}) > 1]
     if copied:
@@ -127,12 +129,6 @@ def answers_of_other_prompts(step: StepEvidence) -> Result:
             "turn off the cache of answers in the engine, or in a proxy before it, or include the whole prompt and the "
             "sampling parameters in its key",
         )
-
-
-def _bits(logprobs: Sequence[float]) -> float:
-    """Return the number of random bits in the logprobs' rounding. Different prompts rarely agree in these bits."""
-    values = np.asarray(logprobs, float)
-    return float(np.log2(-values[values < -_ROUNDING] / _ROUNDING).sum())
 
 
 def tool_calls_not_parsed(step: StepEvidence) -> Result:
@@ -181,8 +177,11 @@ def _written_call(text: str) -> str | None:
 
 def mask_differs_from_calls(step: StepEvidence) -> Result:
     """Find samples whose mask does not cover exactly the tokens that the model sampled."""
-    context, missed, changed, example = 0, 0, 0, ""
+    context, missed, changed, lost, example = 0, 0, 0, 0, ""
     for episode in step.episodes:
+        if episode.status == "ok" and not episode.dropped_samples and episode.samples:
+            trained = {span.call_id for sample in episode.samples for span in sample.spans}
+            lost += sum(c.trained and bool(c.completion_ids) and c.call_id not in trained for c in episode.calls)
         calls = {call.call_id: call for call in episode.calls}
         for sample in episode.samples:
             ids, counts = np.asarray(sample.token_ids), np.asarray(sample.train_counts)
@@ -199,7 +198,6 @@ def mask_differs_from_calls(step: StepEvidence) -> Result:
                 missed += int((counts[:size] < expected[:size]).sum())
                 changed += wrong
                 example = example or episode.episode_id
-    lost = _untrained_calls(step.episodes)
     if context or missed or changed or lost:
         yield (
             f"the loss mask is wrong: it trains {context} tokens that the model did not sample (prompts or results of "
@@ -208,16 +206,6 @@ def mask_differs_from_calls(step: StepEvidence) -> Result:
             "this is a bug in the building of samples: remove extensions that change samples, and report the bug with "
             "the episode's file; if only ends of turns are missed, the mask treats the end token as padding",
         )
-
-
-def _untrained_calls(episodes: Sequence[Episode]) -> int:
-    """Return the number of sampled calls that no sample contains, in episodes without dropped samples."""
-    lost = 0
-    for episode in episodes:
-        if episode.status == "ok" and not episode.dropped_samples and episode.samples:
-            trained = {span.call_id for sample in episode.samples for span in sample.spans}
-            lost += sum(c.trained and bool(c.completion_ids) and c.call_id not in trained for c in episode.calls)
-    return lost
 
 
 def old_weights(step: StepEvidence) -> Result:

@@ -1,4 +1,4 @@
-"""Inputs for the checks: a run's inputs, a step's episodes, and the result of the step's update."""
+"""Inputs for the checks: a run's inputs, a step's episodes, the tasks' reference answers, and the step's update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from astuner.config.root import AstunerConfig
 from astuner.errors import WorkflowError
 from astuner.model_tuner import ChatCodec
 from astuner.run_record.updates import SampleUpdate
-from astuner.schema import Episode, Ints, LlmCall, TaskSet
+from astuner.schema import Episode, Ints, LlmCall, Task, TaskSet
 
 T = TypeVar("T")
 Result = Iterator[tuple[str, str]]
@@ -34,6 +34,12 @@ _PROBE_TOOL = {
 }
 # Texts in the form of control tokens, such as `<|im_start|>`. A tokenizer should have each as one token.
 _CONTROL_TEXT = re.compile(r"<\|[A-Za-z_]{2,30}\|>|<(?:start|end)_of_turn>")
+REFERENCE_FIELDS = (
+    "answer", "reference_answer", "ground_truth", "gold", "target", "solution", "expected_answer", "expected", "label",
+)  # fmt: skip
+_ANSWER_NAMES = ("answer", "final", "prediction", "predicted", "response", "result", "output")
+_BOXED = re.compile(r"\\boxed\{([^{}]*)\}")
+_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 @dataclass(frozen=True)
@@ -44,8 +50,8 @@ class TemplateFacts:
         shows_system, shows_user, shows_tools, shows_results: whether the prompt contains a system message, a user
             message, the name of an offered tool, and the result of a tool call; None if the template rejects them.
         split_controls: control texts of the rendered prompts that the tokenizer splits into several tokens.
-        unknown_share: share of the tokens of the rendered prompts that are the tokenizer's unknown token.
-        bos_count: number of begin-of-sequence tokens at a prompt's start.
+        unknown_share: share of the rendered prompts' tokens that are the tokenizer's unknown token.
+        bos_count: number of BOS tokens at a prompt's start.
         reads_tool_calls: whether the renderer knows the format in which the model calls tools.
     """
 
@@ -64,12 +70,10 @@ class ModelFacts:
     """Properties of the model and its tokenizer, read from their files.
 
     Attributes:
-        vocabulary: number of rows of the model's embedding; None if unknown.
+        vocabulary: number of rows in the model's embedding; None if unknown.
         tokenizer_size: the largest token id of the tokenizer + 1.
         end_ids: end-of-sequence ids in the model's `generation_config.json` and `config.json`.
         stop_ids: ids that end an answer in this run.
-        special_ids: ids of the tokenizer's special tokens.
-        bos_id: the tokenizer's begin-of-sequence id.
     """
 
     vocabulary: int | None
@@ -82,16 +86,7 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class StartEvidence:
-    """The inputs of a run.
-
-    Attributes:
-        config: the configuration.
-        tasks: the tasks.
-        template: properties of the chat template.
-        model: properties of the model and its tokenizer.
-        decode: returns the text of token ids.
-        trains: whether the run trains.
-    """
+    """A run's inputs; `decode` returns the text of token ids."""
 
     config: AstunerConfig
     tasks: TaskSet
@@ -119,7 +114,6 @@ class StepEvidence:
     """The episodes from a training step or a dry run.
 
     Attributes:
-        start: the inputs of the run.
         step: the training step, 1-based.
         episodes: all episodes, including failed ones.
         previous_tasks: the ids of the previous step's tasks; None for the first step of a process.
@@ -155,11 +149,10 @@ class UpdateEvidence:
     """The result of a step's update.
 
     Attributes:
-        rollout: the episodes of the step.
         metrics: the metrics of the update, by name; empty if there was none.
         advantages: by episode id.
         samples: by episode id, how each of its samples was trained.
-        gaps: `logprob_difference` of the earlier steps of this process.
+        gaps: `logprob_difference` in earlier steps of this process.
         dtype: the dtype that the model computes in; None if unknown.
     """
 
@@ -173,12 +166,7 @@ class UpdateEvidence:
 
 @dataclass(frozen=True)
 class Transcript:
-    """The longest conversation of an episode.
-
-    Attributes:
-        messages: messages of the request, and the answer.
-        results: the results of tools, as (tool name, arguments, text).
-    """
+    """An episode's longest conversation, and in it the results of tools as (tool name, arguments, text)."""
 
     messages: Sequence[Mapping[str, Any]]
     results: Sequence[tuple[str, str, str]] = field(default=())
@@ -200,7 +188,7 @@ class Transcript:
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """Return the text of a message; the texts of its parts if the content is a list."""
+    """Return a message's text, or its parts' texts if the content is a list."""
     content = message.get("content")
     if isinstance(content, list):
         return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
@@ -230,7 +218,9 @@ def probe_template(codec: ChatCodec) -> TemplateFacts:
         shows_user=_contains(codec, plain, _PROBE_USER),
         shows_tools=_contains(codec, with_tools, "probe_tool"),
         shows_results=_contains(codec, with_result, _PROBE_RESULT),
-        split_controls=tuple(sorted(mark for mark in controls if not _is_one_token(tokenizer, mark))),
+        split_controls=tuple(
+            sorted(mark for mark in controls if len(tokenizer.encode(mark, add_special_tokens=False)) != 1)
+        ),
         unknown_share=sum(ids.count(unknown) for ids in prompts) / total if total and unknown is not None else 0.0,
         bos_count=starts if tokenizer.bos_token_id is not None else 0,
         reads_tool_calls=codec.reads_tool_calls,
@@ -249,10 +239,6 @@ def _rendered(
 
 def _contains(codec: ChatCodec, ids: tuple[int, ...] | None, text: str) -> bool | None:
     return None if ids is None else text in codec.decode(ids)
-
-
-def _is_one_token(tokenizer: Any, text: str) -> bool:
-    return len(tokenizer.encode(text, add_special_tokens=False)) == 1
 
 
 def model_facts(codec: ChatCodec, model_path: str) -> ModelFacts:
@@ -281,3 +267,57 @@ def _ids(value: Any) -> tuple[int, ...]:
     if value is None:
         return ()
     return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+
+
+def reference(task: Task) -> str | None:
+    """Return a task's reference answer; None if it has none with at most 40 characters."""
+    for name in REFERENCE_FIELDS:
+        value = task.metadata.get(name)
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            continue
+        text = str(value).rpartition("####")[2]
+        text = normalised((_BOXED.findall(text) or [text])[-1])
+        if 0 < len(text) <= 40:
+            return text
+    return None
+
+
+def normalised(text: str) -> str:
+    """Return a text in lower case without thousands separators, currency signs, final dots and outer white space."""
+    text = text.strip().strip("$").rstrip(".").replace(",", "").lower()
+    return text.removesuffix(".0")
+
+
+def is_number(text: str) -> bool:
+    """Return whether a normalised text is a number."""
+    return _NUMBER.fullmatch(text) is not None
+
+
+def answer_is_right(episode: Episode, expected: str) -> bool | None:
+    r"""Return whether the answer of an episode equals the reference; None if the text does not decide it.
+
+    The answer is right if a field of the workflow's metadata, the last `\boxed{…}`, or the whole last message equals
+    the reference. The answer is wrong if none of them contains the reference.
+    """
+    texts = list(_answers(episode))
+    if not texts:
+        return None
+    for text in texts:
+        boxed = _BOXED.findall(text)
+        if normalised((boxed or [text])[-1]) == expected:
+            return True
+    plain = " ".join(texts).replace(",", "").lower()
+    found = re.search(rf"(?<![\w.]){re.escape(expected)}(?!\w|\.\d)", plain)
+    return None if found else False
+
+
+def _answers(episode: Episode) -> Iterator[str]:
+    named: list[Any] = [
+        value for name, value in episode.metadata.items() if any(word in str(name).lower() for word in _ANSWER_NAMES)
+    ]
+    for value in named:
+        if isinstance(value, str | int | float) and not isinstance(value, bool) and str(value).strip():
+            yield str(value)
+    messages = Transcript.of(episode).messages
+    if messages and messages[-1].get("role") == "assistant" and text_of(messages[-1]).strip():
+        yield text_of(messages[-1])

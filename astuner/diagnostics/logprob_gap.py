@@ -17,12 +17,7 @@ TokenPairs = tuple[Sequence[float], Sequence[float]]
 
 @dataclass(frozen=True)
 class GapCause:
-    """A cause of different logprobs.
-
-    Attributes:
-        text: the finding, with the evidence.
-        fix: what to change.
-    """
+    """A cause of different logprobs: the finding with the evidence, and what to change."""
 
     text: str
     fix: str

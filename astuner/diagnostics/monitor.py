@@ -1,8 +1,13 @@
-"""Runs the checks of a run, and reports their findings on the console and in the record."""
+"""Runs a run's checks, and reports their findings on the console and in the record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from inspect import isfunction
+from typing import Any, Literal, get_args
 
 from loguru import logger
 
@@ -14,26 +19,74 @@ from astuner.diagnostics.evidence import (
     model_facts,
     probe_template,
 )
-from astuner.diagnostics.registry import Stage, checks_of
 from astuner.model_tuner import ChatCodec
-from astuner.run_record.findings import RunFinding
+from astuner.run_record.findings import RunFinding, Severity
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, TaskSet
 
 # The console repeats a finding that persists after this number of steps.
 _REPEAT_AFTER = 20
+Stage = Literal["start", "rollout", "update"]
+_MODULES: Mapping[Stage, tuple[str, ...]] = {
+    "start": ("start_checks",),
+    "rollout": ("prompt_checks", "answer_checks", "reward_checks"),
+    "update": ("update_checks",),
+}
+_WARNINGS = {
+    "validation_in_training",
+    "duplicate_tasks",
+    "reward_column_is_text",
+    "tools_without_parser",
+    "retokenised_by_client",
+    "system_prompt_changed",
+    "judge_is_inconsistent",
+    "one_reward_component",
+    "sampler_mismatch",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check for one fault.
+
+    Attributes:
+        name: its name in the record.
+        stage: when it runs: at the start of a run, after a step's rollout, or after its update.
+        severity: `error` if the fault prevents or distorts learning; `warning` if it makes results misleading.
+        find: yields (what is wrong, how to fix it) from the evidence of its stage.
+    """
+
+    name: str
+    stage: Stage
+    severity: Severity
+    find: Callable[[Any], Iterator[tuple[str, str]]]
+
+
+@cache
+def checks_of(stage: Stage) -> tuple[Check, ...]:
+    """Import a stage's modules, and return its checks: the modules' public functions that return a `Result`.
+
+    Only the stages of a run are imported: a dry run has no update.
+    """
+    modules = [import_module(f"astuner.diagnostics.{name}") for name in _MODULES[stage]]
+    return tuple(
+        Check(name, stage, "warning" if name in _WARNINGS else "error", function)
+        for module in modules
+        for name, function in vars(module).items()
+        if isfunction(function) and not name.startswith("_") and function.__annotations__.get("return") == "Result"
+    )
+
+
+def all_checks() -> tuple[Check, ...]:
+    """Return all checks."""
+    return tuple(check for stage in get_args(Stage) for check in checks_of(stage))
 
 
 class Monitor:
     """Runs the checks in each step of a run. Every finding is recorded; a new finding is also printed."""
 
     def __init__(self, start: StartEvidence, record: Callable[[RunFinding], None] = lambda _: None) -> None:
-        """Create the monitor of a run.
-
-        Args:
-            start: the inputs of the run.
-            record: called with every finding.
-        """
+        """Create the monitor of a run with these inputs; `record` is called with every finding."""
         self._start = start
         self._record = record
         self._rollout: StepEvidence | None = None
@@ -52,15 +105,9 @@ class Monitor:
         *,
         trains: bool,
     ) -> Monitor:
-        """Return the monitor of a run, from its inputs.
+        """Return a run's monitor, from its inputs; the run trains, or tries out a training.
 
-        Args:
-            config: the configuration.
-            tasks: the tasks.
-            codec: renders messages.
-            model_path: folder or name of the model, whose configuration files are read.
-            record: called with every finding.
-            trains: whether the run trains, or is a dry run of training.
+        The model's configuration files are read from `model_path`, a folder or a name.
         """
         template, model = probe_template(codec), model_facts(codec, model_path)
         return Monitor(StartEvidence(config, tasks, template, model, codec.decode, trains), record)
@@ -90,11 +137,7 @@ class Monitor:
     ) -> list[RunFinding]:
         """Run the checks of an update and return their findings. `check_rollout` has checked the step's episodes.
 
-        Args:
-            metrics: metrics of the update, by name.
-            advantages: advantage by episode id.
-            samples: by episode id, the advantages and logprobs with which each sample was trained.
-            dtype: the dtype that the model computes in; None if unknown.
+        The arguments are as in `UpdateEvidence`.
         """
         assert self._rollout is not None
         evidence = UpdateEvidence(self._rollout, metrics, advantages, samples, tuple(self._gaps), dtype)
@@ -117,10 +160,11 @@ class Monitor:
         logger.log(level, "{}{}{}. To fix it: {} [{}]", where, finding.message, again, finding.fix, finding.check)
 
     def _run(self, stage: Stage, evidence: object, step: int) -> list[RunFinding]:
-        found = []
-        for check in checks_of(stage):
-            for message, fix in check.find(evidence):
-                found.append(RunFinding(step, check.name, check.severity, message, fix))
+        found = [
+            RunFinding(step, check.name, check.severity, message, fix)
+            for check in checks_of(stage)
+            for message, fix in check.find(evidence)
+        ]
         for finding in found:
             self.report(finding)
         return found

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import pairwise
-from typing import Any
+from typing import get_args
 
-from astuner.diagnostics.evidence import Result, StepEvidence, Transcript, text_of
-from astuner.diagnostics.fork_fixes import fix_for
-from astuner.diagnostics.references import REFERENCE_FIELDS, reference
+from astuner.diagnostics.evidence import REFERENCE_FIELDS, Result, StepEvidence, Transcript, reference, text_of
 from astuner.diagnostics.start_checks import BOS_FIX
 from astuner.errors import short_repr
 from astuner.model_tuner import TOOL_PARSER_NAMES
-from astuner.schema import Ints, LlmCall, Task
+from astuner.schema import ForkCause, Ints, LlmCall, Task
 
 # Maximum number of prompts that are decoded in a step, because decoding is slow.
 _DECODED_PROMPTS = 8
@@ -27,16 +25,45 @@ _CALLERS_MISTAKE = re.compile(
     r"NameError|TypeError|ValueError|KeyError|IndexError|ZeroDivision",
     re.IGNORECASE,
 )
-
-
-def _few_calls(step: StepEvidence) -> list[LlmCall]:
-    """Return a few calls of different tasks."""
-    by_task: dict[str, LlmCall] = {}
-    for episode in step.episodes:
-        calls = [call for call in episode.calls if call.trained and call.completion_ids]
-        if calls:
-            by_task.setdefault(episode.task.task_id, max(calls, key=lambda call: len(call.messages)))
-    return list(by_task.values())[:_DECODED_PROMPTS]
+_FIXES: Mapping[str, str] = {
+    "template_rewrote_history": (
+        "the chat template renders earlier answers differently once another message follows (the templates of Qwen3 "
+        "and DeepSeek-R1 drop earlier thinking); set model.renderer: {name: qwen3, thinking_retention: all}, with the "
+        "name of your model's renderer, or default for a model without one"
+    ),
+    "framework_edited_history": (
+        "the agent changed or cut an earlier message; make it send the earlier request and the unchanged answer, "
+        "followed by new messages (the usual reason is an agent memory that compresses or trims)"
+    ),
+    "tools_changed": (
+        "the conversation continued with different tools; register all tools before the first call and do not change "
+        "them, or hide tools from the model with rollout.agentscope_disable_toolcalls: true"
+    ),
+    "system_changed": (
+        "the first message of the conversation changed; keep the system message the same for the whole episode, and "
+        "put changing content (time, notes, state) into a user message"
+    ),
+    "retokenised_by_client": (
+        "an answer came back in a different form (trimmed, or with thinking or tool calls written into the text); make "
+        "the agent append the answer's message unchanged: answer.call.messages[-1]"
+    ),
+    "truncated": (
+        "messages were removed from the history, or an answer was cut inside its thinking or its tool calls; keep the "
+        "whole history, or raise rollout.max_response_length_in_one_turn and rollout.max_model_len"
+    ),
+    "history_compressed": (
+        "the agent loop replaced the history with a summary; raise context_tracker.max_env_len for fewer summaries, or "
+        "set context_tracker.context_tracker_type: linear for none"
+    ),
+    "window_moved": (
+        "the agent loop left out the oldest turns; raise context_tracker.sliding_window_cm.turns, or set "
+        "context_tracker.context_tracker_type: linear to keep all turns"
+    ),
+    "thinking_dropped": (
+        "the agent loop left out the thinking of earlier turns; raise context_tracker.linear_think_cm.keep_turns, or "
+        "set context_tracker.context_tracker_type: linear to keep all thinking"
+    ),
+}
 
 
 def doubled_bos_in_prompts(step: StepEvidence) -> Result:
@@ -79,15 +106,20 @@ def tools_without_parser(step: StepEvidence) -> Result:
 
 def message_not_in_prompt(step: StepEvidence) -> Result:
     """Find a role whose messages the chat template leaves out of the prompt."""
+    by_task: dict[str, LlmCall] = {}
+    for episode in step.episodes:
+        calls = [call for call in episode.calls if call.trained and call.completion_ids]
+        if calls:
+            by_task.setdefault(episode.task.task_id, max(calls, key=lambda call: len(call.messages)))
     seen: dict[str, list[bool]] = defaultdict(list)
-    for call in _few_calls(step):
+    for call in list(by_task.values())[:_DECODED_PROMPTS]:
         prompt = _squeezed(step.start.decode(call.prompt_ids))
         for message in call.messages[:-1]:
             role, text = str(message.get("role")), _squeezed(text_of(message))
             if role in ("system", "user", "tool") and text:
                 seen[role].append(text in prompt)
     for role, found in seen.items():
-        # The tokenizer may normalise characters of one message, but not of all messages of a role.
+        # The tokenizer may normalise characters in one message, but not in all messages of a role.
         if not any(found):
             yield (
                 f"none of {len(found)} {role} messages is in the prompt that the model received: the chat template "
@@ -127,26 +159,23 @@ def answer_in_prompt(step: StepEvidence) -> Result:
             tasks.setdefault(episode.task.task_id, (episode.task, text))
     found, compared, answers = 0, 0, set()
     for task, text in tasks.values():
-        expected = reference(task)
-        if expected is None or _is_given(task, expected):
+        if (expected := reference(task)) is None:
+            continue
+        # The task itself may contain the answer, for example among choices.
+        others = {name: value for name, value in task.metadata.items() if name not in REFERENCE_FIELDS}
+        if expected in f"{task.main_query} {task.init_messages} {others}".replace(",", "").lower():
             continue
         compared += 1
         answers.add(expected)
         plain = text.replace(task.main_query, " ").replace(",", "").lower()
         found += re.search(rf"(?<![\w.]){re.escape(expected)}(?!\w|\.\d)", plain) is not None
-    # Fixed parts of the prompt, such as examples, contain the answers of a few tasks only.
+    # Fixed parts of the prompt, such as examples, contain only a few tasks' answers.
     if compared >= 4 and found == compared and len(answers) > compared / 2:
         yield (
             f"the prompts of all {compared} tasks contain the reference answer outside of the question: the model is "
             "shown the answer",
             "leave the reference answer (task.metadata) out of the messages that the workflow sends",
         )
-
-
-def _is_given(task: Task, expected: str) -> bool:
-    """Return whether the task contains the answer, for example among choices."""
-    others = {name: value for name, value in task.metadata.items() if name not in REFERENCE_FIELDS}
-    return expected in f"{task.main_query} {task.init_messages} {others}".replace(",", "").lower()
 
 
 def retokenised_by_client(step: StepEvidence) -> Result:
@@ -177,7 +206,11 @@ def observations_never_change(step: StepEvidence) -> Result:
     tasks = set()
     longer = 0
     for episode in step.episodes:
-        observations, actions = _observations(Transcript.of(episode).messages)
+        observations, actions = [], []
+        for before, after in pairwise(Transcript.of(episode).messages):
+            if before.get("role") == "assistant" and after.get("role") in ("user", "tool"):
+                observations.append(text_of(after))
+                actions.append(f"{text_of(before)}{[call.get('function') for call in before.get('tool_calls') or ()]}")
         if len(observations) < 2 or len(set(actions)) < 2:
             continue
         longer += 1
@@ -192,16 +225,6 @@ def observations_never_change(step: StepEvidence) -> Result:
             "return the observation that follows the action: check that the workflow steps the environment and does "
             "not read the initial state again",
         )
-
-
-def _observations(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[str]]:
-    """Return the observations' texts, and the action before each observation."""
-    observations, actions = [], []
-    for before, after in pairwise(messages):
-        if before.get("role") == "assistant" and after.get("role") in ("user", "tool"):
-            observations.append(text_of(after))
-            actions.append(f"{text_of(before)}{[call.get('function') for call in before.get('tool_calls') or ()]}")
-    return observations, actions
 
 
 def tool_always_fails(step: StepEvidence) -> Result:
@@ -243,3 +266,16 @@ def same_tasks_again(step: StepEvidence) -> Result:
             "training tasks: the reader does not advance",
             "check the order of the tasks: data.shuffle, and a task_reader that returns new tasks",
         )
+
+
+def fix_for(cause: str) -> str:
+    """Return the meaning of a fork's cause and what to try against it, in one sentence."""
+    unknown = "this version of astuner does not know the cause; use the version that wrote the record"
+    return _FIXES.get(cause, unknown)
+
+
+def fixes_for(causes: Iterable[str]) -> dict[str, str]:
+    """Return the fixes by cause, in the order of `ForkCause`; unknown causes come last."""
+    order = get_args(ForkCause)
+    ordered = sorted(set(causes), key=lambda cause: (order.index(cause) if cause in order else len(order), cause))
+    return {cause: fix_for(cause) for cause in ordered}

@@ -8,8 +8,15 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from astuner.config.algorithms import ALGORITHMS
-from astuner.diagnostics.evidence import Result, StepEvidence, groups_of, tokens_digest
-from astuner.diagnostics.references import answer_is_right, is_number, reference
+from astuner.diagnostics.evidence import (
+    Result,
+    StepEvidence,
+    answer_is_right,
+    groups_of,
+    is_number,
+    reference,
+    tokens_digest,
+)
 from astuner.errors import JudgeError, UnscoredError, shorten
 from astuner.schema import Episode
 
@@ -40,26 +47,6 @@ def judge_fails(step: StepEvidence) -> Result:
             "that makes the reward NaN; these episodes are not trained"
         )
     yield f"{count} of {len(step.episodes)} episodes have no reward, because the judge fails: {text[:300]}", fix
-
-
-def _compares_components(name: str) -> bool:
-    reinforcement = ALGORITHMS[name].reinforcement
-    return reinforcement is not None and reinforcement.advantage.by_component
-
-
-def one_reward_component(step: StepEvidence) -> Result:
-    """Find gdpo, which compares the components of the reward separately, where there is at most one."""
-    algorithm = step.start.config.trainer_common.algorithm
-    judged = [episode.judgement.components for episode in step.scored if episode.judgement is not None]
-    names = set(algorithm.component_weights) or {name for each in judged for name in each if "." not in name}
-    if _compares_components(algorithm.adv_estimator) and step.scored and len(names) < 2:
-        yield (
-            f"{algorithm.adv_estimator} compares each component of the reward separately, and the rewards of this step "
-            f"have {'only ' + next(iter(names)) if names else 'no component'}: the advantages are those of grpo, "
-            "divided by their standard deviation in the step",
-            "return the `components` of the reward from the judge (task_judge.judge_protocol, for example "
-            "astuner.task_judge.composed_judges->WeightedJudge), or write trainer_common.algorithm.adv_estimator: grpo",
-        )
 
 
 def _compared(step: StepEvidence, *, numbers_only: bool) -> tuple[list[Episode], list[Episode]]:
@@ -178,4 +165,21 @@ def judge_is_inconsistent(step: StepEvidence) -> Result:
             f"for {shorten(second.episode_id)}: the reward does not depend on the answer alone",
             "remove the randomness or the shared state from the judge (task_judge.judge_protocol); if it is a model, "
             "set its temperature to 0",
+        )
+
+
+def one_reward_component(step: StepEvidence) -> Result:
+    """Find gdpo, which compares the components of the reward separately, where there is at most one."""
+    algorithm = step.start.config.trainer_common.algorithm
+    judged = [episode.judgement.components for episode in step.scored if episode.judgement is not None]
+    names = set(algorithm.component_weights) or {name for each in judged for name in each if "." not in name}
+    reinforcement = ALGORITHMS[algorithm.adv_estimator].reinforcement
+    compares_components = reinforcement is not None and reinforcement.advantage.by_component
+    if compares_components and step.scored and len(names) < 2:
+        yield (
+            f"{algorithm.adv_estimator} compares each component of the reward separately, and the rewards of this step "
+            f"have {'only ' + next(iter(names)) if names else 'no component'}: the advantages are those of grpo, "
+            "divided by their standard deviation in the step",
+            "return the `components` of the reward from the judge (task_judge.judge_protocol, for example "
+            "astuner.task_judge.composed_judges->WeightedJudge), or write trainer_common.algorithm.adv_estimator: grpo",
         )

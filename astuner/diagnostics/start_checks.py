@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from astuner.config.algorithms import ALGORITHMS
-from astuner.diagnostics.evidence import Result, StartEvidence
-from astuner.diagnostics.references import REFERENCE_FIELDS
+from astuner.diagnostics.evidence import REFERENCE_FIELDS, Result, StartEvidence
 from astuner.errors import short_repr
 
 _REWARD_FIELDS = ("reward", "rewards", "score", "is_correct", "is_success")
@@ -92,7 +91,7 @@ def vocabulary_mismatch(start: StartEvidence) -> Result:
             f"{model.vocabulary} rows: the tokenizer belongs to another model",
             "copy the tokenizer files of the model to the folder of model.path, or resize the model's embedding",
         )
-    # Models pad their embedding to a multiple of some hundred rows, which is far less than half of it.
+    # Models pad their embedding to a multiple of some hundred rows, which is far less than its half.
     elif model.vocabulary is not None and model.tokenizer_size < model.vocabulary / 2:
         yield (
             f"the tokenizer has {model.tokenizer_size} token ids, but the model's embedding has {model.vocabulary} "
@@ -142,7 +141,11 @@ def wrong_chat_template(start: StartEvidence) -> Result:
 def doubled_bos(start: StartEvidence) -> Result:
     """Find a chat template and a tokenizer that both add the begin-of-sequence token."""
     if start.template.bos_count > 1:
-        yield (_bos_message(start.template.bos_count, "a rendered prompt"), BOS_FIX)
+        yield (
+            f"a rendered prompt starts with {start.template.bos_count} begin-of-sequence tokens (doubled BOS), which "
+            "the model has never seen",
+            BOS_FIX,
+        )
 
 
 BOS_FIX = (
@@ -151,14 +154,10 @@ BOS_FIX = (
 )
 
 
-def _bos_message(count: int, where: str) -> str:
-    return f"{where} starts with {count} begin-of-sequence tokens (doubled BOS), which the model has never seen"
-
-
 def greedy_training(start: StartEvidence) -> Result:
     """Find training with greedy sampling, in which all episodes of a group have the same answers."""
     rollout = start.config.rollout
-    if not _samples_to_train(start):
+    if not start.trains or ALGORITHMS[start.config.trainer_common.algorithm.adv_estimator].reinforcement is None:
         return
     if rollout.temperature == 0 or rollout.top_k == 1:
         setting = "rollout.temperature is 0" if rollout.temperature == 0 else "rollout.top_k is 1"
@@ -168,12 +167,6 @@ def greedy_training(start: StartEvidence) -> Result:
             "set rollout.temperature to 0.7 to 1.0 and rollout.top_k to -1 (rollout.val_kwargs sets the sampling of "
             "validation)",
         )
-
-
-def _samples_to_train(start: StartEvidence) -> bool:
-    """Return whether a run with these inputs trains on its samples."""
-    algorithm = start.config.trainer_common.algorithm.adv_estimator
-    return start.trains and ALGORITHMS[algorithm].reinforcement is not None
 
 
 def learning_rate(start: StartEvidence) -> Result:

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from astuner.config.algorithms import ALGORITHMS
-from astuner.config.conditions import is_cut
 from astuner.diagnostics.evidence import Result, UpdateEvidence
 from astuner.diagnostics.logprob_gap import TokenPairs, explain_logprob_gap, off_by_one
 from astuner.errors import shorten
 from astuner.run_record.updates import count_trained_tokens
 from astuner.schema import Episode, Floats, Sample
 
-# Limits of the mean difference of logprobs. Rounding causes about 1e-5 in float32 and some hundredths in bfloat16.
+# Limits of the logprobs' mean difference. Rounding causes about 1e-5 in float32 and some hundredths in bfloat16.
 _LARGEST_GAP = {"float32": 1e-3, "bfloat16": 0.15}
 # The samples of an asynchronous trainer come from weights that are some steps old.
 _LARGEST_GAP_IF_UNKNOWN = 0.3
@@ -91,7 +90,11 @@ def advantages_contradict_rewards(update: UpdateEvidence) -> Result:
         for episode in episodes:
             if not _fits(episode, episodes, update):
                 wrong += 1
-                example = example or _describe(episode, episodes, update)
+                mean = statistics.fmean(other.reward or 0.0 for other in episodes)
+                example = example or (
+                    f"{shorten(episode.episode_id)} has the reward {episode.reward:g} in a group with the mean "
+                    f"{mean:.3g}, and the advantage {update.advantages[episode.episode_id]:+.3g}"
+                )
     if wrong:
         yield (
             f"the advantages of {wrong} of {sum(map(len, groups.values()))} episodes contradict their rewards: "
@@ -127,14 +130,6 @@ def _fits(episode: Episode, group: list[Episode], update: UpdateEvidence) -> boo
             return False
     mean = statistics.fmean(other.reward or 0.0 for other in group)
     return not (abs(advantage) > tolerance and (reward - mean) * advantage < -1e-6 * scale * spread)
-
-
-def _describe(episode: Episode, group: list[Episode], update: UpdateEvidence) -> str:
-    mean = statistics.fmean(other.reward or 0.0 for other in group)
-    return (
-        f"{shorten(episode.episode_id)} has the reward {episode.reward:g} in a group with the mean {mean:.3g}, and the "
-        f"advantage {update.advantages[episode.episode_id]:+.3g}"
-    )
 
 
 def mask_off_by_one(update: UpdateEvidence) -> Result:
@@ -183,7 +178,7 @@ def sampler_mismatch(update: UpdateEvidence) -> Result:
         causes.insert(0, f"set asynchrony.max_staleness: {min(stale) - 1}")
     elif config.backbone == "trinity" and config.asynchrony.max_staleness > 0 and not ages:
         causes.append("lower asynchrony.max_staleness")
-    if is_cut(config.rollout) and config.backbone != "trinity":
+    if config.rollout.is_cut and config.backbone != "trinity":
         causes.append("write rollout.top_p: 1.0 and top_k: -1")
     mode = config.trainer_common.correction.mode
     bounds = "raise its bounds (max_weight, max_rejection), or write correction: token_tis"

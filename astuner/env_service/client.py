@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import contextvars
 import itertools
 import json
 import os
@@ -13,6 +12,7 @@ import threading
 import time
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
+from itertools import cycle
 from typing import Any, TypeVar
 from uuid import uuid4
 
@@ -21,13 +21,11 @@ from loguru import logger
 from pydantic import ValidationError
 
 from astuner.env_service.addresses import TOKEN_VARIABLE, EnvServiceAddress
-from astuner.env_service.connection_pools import ConnectionPools
 from astuner.env_service.protocol import (
     PROFILE,
     PROTOCOL_VERSION,
     CreatedInstance,
     CreateRequest,
-    EnvSource,
     EnvTypeInfo,
     ErrorResponse,
     Health,
@@ -36,6 +34,7 @@ from astuner.env_service.protocol import (
 from astuner.env_service.remote_instance import RemoteInstance, instance_path, parsed
 from astuner.errors import EnvError, first_line, shorten
 from astuner.schema import EnvTask, TaskProfile
+from astuner.system.loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -44,7 +43,7 @@ _POOLS = 16
 _CONNECT_SECONDS = 10.0
 # The service answers within its time limit; the rest is for its queue and the network.
 _EXTRA_SECONDS = 30.0
-# The creation of the lists of tasks; then the request, or the creation of the instance and its reset.
+# The creation of the task lists; then the request, or the creation of the instance and its reset.
 _GET_OPERATIONS = 2
 _CREATE_OPERATIONS = 3
 _FIRST_DELAY = 0.1
@@ -54,15 +53,43 @@ _CLOSE_SECONDS = 5.0
 _RETRIED_STATUS = (429, 503)
 
 
+class ConnectionPools(httpx.AsyncBaseTransport):
+    """Distributes requests over several connection pools.
+
+    For each request, an httpcore pool visits all of its connections once per idle connection. With 128 connections in
+    one pool, this takes longer than the rest of the request.
+
+    Args:
+        pools: number of pools.
+        connections: maximum number of connections in all pools.
+    """
+
+    def __init__(self, pools: int, connections: int) -> None:
+        context = httpx.create_ssl_context(trust_env=False)
+        share = -(-connections // pools)
+        limits = httpx.Limits(max_connections=share, max_keepalive_connections=share)
+        self._pools = [httpx.AsyncHTTPTransport(verify=context, limits=limits, trust_env=False) for _ in range(pools)]
+        self._turns = cycle(self._pools)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request with the pool whose turn it is."""
+        return await next(self._turns).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await asyncio.gather(*(pool.aclose() for pool in self._pools))
+
+
 class EnvServiceClient:
     """A client of an environment service. Thread-safe; its methods can be awaited on any event loop.
+
+    They raise `EnvError` if the service cannot be reached or rejects the request, or if the environment fails.
 
     Requests use the connections of one event loop in a daemon thread, which also sends the heartbeats. Requests are
     repeated after errors of the connection, and while the service has no free instance; the service performs a repeated
     request once.
 
     Args:
-        address: the service.
         retry_seconds: how long a request is repeated after errors of the connection.
         wait_seconds: how long the creation of an instance waits for a free one.
         transport: sends the requests, for example to a service in this process; None for connections to `address`.
@@ -82,8 +109,7 @@ class EnvServiceClient:
         self._wait_seconds = wait_seconds
         self._transport = transport
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop: LoopThread | None = None
         self._http: httpx.AsyncClient | None = None
         self._health: Health | None = None
         self._heartbeat: asyncio.Task[None] | None = None
@@ -94,12 +120,8 @@ class EnvServiceClient:
         """Create an instance and start its task.
 
         Args:
-            task: the task.
-            seed: the seed of the randomness in the course of the task.
+            seed: the seed for the randomness in the task's course.
             instance_id: the id of the instance; None for a new one.
-
-        Raises:
-            EnvError: the service cannot be reached or rejects the request, or the environment fails.
         """
         return await asyncio.wrap_future(self.submit(self._create(task, seed, instance_id or uuid4().hex)))
 
@@ -118,18 +140,11 @@ class EnvServiceClient:
             page: the number of tasks in a request.
             count: the number of tasks, from the first; None for all.
             with_reference: whether the profiles have the reference.
-
-        Raises:
-            EnvError: the service cannot be reached or rejects the request, or the environment fails.
         """
         return self.submit(self._tasks(source, page, count, with_reference)).result()
 
     async def task(self, task: EnvTask, *, with_reference: bool = False) -> TaskProfile:
-        """Return the profile of a task.
-
-        Raises:
-            EnvError: the service cannot be reached or rejects the request, or the environment fails.
-        """
+        """Return the profile of a task."""
         query = {**_query(task), "split": task.split, "task_id": task.task_id}
         query["with_reference"] = str(with_reference).lower()
         return parsed(PROFILE.validate_json, await asyncio.wrap_future(self.submit(self._get("/v1/task", query))))
@@ -149,7 +164,7 @@ class EnvServiceClient:
             EnvError: the client is closed, or belongs to the parent of this process.
         """
         try:
-            return asyncio.run_coroutine_threadsafe(coroutine, self._started())
+            return self._started().submit(coroutine)
         except BaseException:
             coroutine.close()
             raise
@@ -161,12 +176,10 @@ class EnvServiceClient:
         if loop is None or os.getpid() != self._pid:
             return
         with contextlib.suppress(TimeoutError, EnvError):
-            asyncio.run_coroutine_threadsafe(self._close(), loop).result(_CLOSE_SECONDS)
-        loop.call_soon_threadsafe(loop.stop)
-        assert self._thread is not None
-        self._thread.join(_CLOSE_SECONDS)
+            loop.submit(self._close()).result(_CLOSE_SECONDS)
+        loop.close(_CLOSE_SECONDS)
 
-    def _started(self) -> asyncio.AbstractEventLoop:
+    def _started(self) -> LoopThread:
         if os.getpid() != self._pid:
             raise EnvError(
                 "the client of the environment service belongs to the parent of this process; use workflow_task.env "
@@ -174,22 +187,9 @@ class EnvServiceClient:
             )
         with self._lock:
             if self._loop is None:
-                self._loop = asyncio.new_event_loop()
                 self._health = self._http = self._heartbeat = None
-                # The thread does not belong to the episode that creates the first instance.
-                self._thread = threading.Thread(target=self._run, args=(self._loop,), name="env client", daemon=True)
-                contextvars.Context().run(self._thread.start)
+                self._loop = LoopThread("env client")
             return self._loop
-
-    def _run(self, loop: asyncio.AbstractEventLoop) -> None:
-        asyncio.set_event_loop(loop)
-        loop.run_forever()
-        tasks = asyncio.all_tasks(loop)
-        for task in tasks:
-            task.cancel()
-        loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
 
     # The methods below run on the event loop of the client.
 
@@ -308,7 +308,6 @@ class EnvServiceClient:
         """Send a request until the service answers it, and return the body. To be run with `submit`.
 
         Args:
-            method, path, body, query: the request.
             operations: how many operations with a time limit the request consists of in the service.
 
         Raises:
@@ -360,11 +359,8 @@ class EnvServiceClient:
 
 
 def _query(source: EnvTask) -> dict[str, Any]:
-    source_fields = EnvSource(
-        env_type=source.env_type, params=dict(source.params), action_preference=source.action_preference
-    )
     return {
-        "env_type": source_fields.env_type,
-        "params": json.dumps(source_fields.params),
-        "action_preference": source_fields.action_preference,
+        "env_type": source.env_type,
+        "params": json.dumps(dict(source.params)),
+        "action_preference": source.action_preference,
     }

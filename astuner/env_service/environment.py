@@ -23,8 +23,11 @@ ADAPTERS = {
     "textarena": "astuner.env_service.adapters.textarena",
     "verifiers": "astuner.env_service.adapters.verifiers",
 }
-"""The module of each family of environments, which defines `create(name, params)` and `names()`, and may define
-`faults()`: why each of its other environments cannot be used, by name."""
+"""The module for each family of environments, which defines `create(name, **params)`.
+
+It also defines `names()`, unless users name the environments, and may define `faults()`: why each of its other
+environments cannot be used, by name.
+"""
 
 
 class Environment(ABC):
@@ -65,8 +68,7 @@ class Environment(ABC):
         """Start a task.
 
         Args:
-            split, task_id: the task.
-            seed: of the randomness in the course of the task. Equal seeds give equal observations.
+            seed: of the randomness in the task's course. Equal seeds give equal observations.
 
         Returns:
             The first observation. The agent sees it after `TaskProfile.main_query`.
@@ -83,6 +85,11 @@ class Environment(ABC):
     def close(self) -> None:
         """Release the resources of the instance."""
         return
+
+
+def tool_schema(name: str, description: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a tool as an OpenAI function schema; `parameters` is the JSON schema of its arguments."""
+    return {"type": "function", "function": {"name": name, "description": description, "parameters": parameters}}
 
 
 def load_environment(
@@ -108,7 +115,7 @@ def load_environment(
             f"there is no environment {short_repr(env_type)}; expected FAMILY/NAME with one of the families "
             f"{', '.join(ADAPTERS)} (`astuner env list` shows the names), or `package.module->Class`"
         )
-    return _created(env_type, lambda **params: adapter(family).create(name, params), params or {})
+    return _created(env_type, lambda **params: adapter(family).create(name, **params), params or {})
 
 
 def adapter(family: str) -> Any:

@@ -13,7 +13,7 @@ from uuid import uuid4
 from astuner.doors import through_door
 from astuner.env_service.addresses import EnvServiceAddress, service_address
 from astuner.errors import EpisodeTimeout
-from astuner.schema import EnvInstance, EnvTask, WorkflowTask
+from astuner.schema import EnvInstance, WorkflowTask
 
 if TYPE_CHECKING:
     from astuner.env_service.client import EnvServiceClient
@@ -41,7 +41,6 @@ class EpisodeEnvironments:
         """Create the instance for an episode's task, and release it when the block ends; None without environment.
 
         Args:
-            workflow_task: the task.
             seconds: the time limit of the creation, which waits for a free instance; None for no limit.
 
         Raises:
@@ -55,7 +54,12 @@ class EpisodeEnvironments:
         if task is None:
             yield None
             return
-        client, instance_id = self._client(task), uuid4().hex
+        with self._lock:
+            client = self._clients.get(task.url)
+            if client is None:
+                address = self._addresses.get(task.url) or service_address(task.url)
+                client = self._clients[task.url] = through_door("environment", "client")(address)
+        instance_id = uuid4().hex
         self._instances[workflow_task.episode_id] = client, instance_id
         try:
             try:
@@ -85,11 +89,3 @@ class EpisodeEnvironments:
             clients, self._clients = list(self._clients.values()), {}
         for client in clients:
             client.close()
-
-    def _client(self, task: EnvTask) -> EnvServiceClient:
-        with self._lock:
-            client = self._clients.get(task.url)
-            if client is None:
-                address = self._addresses.get(task.url) or service_address(task.url)
-                client = self._clients[task.url] = through_door("environment", "client")(address)
-            return client

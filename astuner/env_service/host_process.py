@@ -21,7 +21,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -30,17 +30,16 @@ import orjson
 
 from astuner.debugging.tracebacks import format_error
 from astuner.env_service.environment import Environment, adapter, load_environment
-from astuner.env_service.host_shutdown import descendants, end_host, kill_all
 from astuner.env_service.protocol import ServiceRequestError
 from astuner.errors import AstunerError, WorkflowError, describe_error, short_repr
 from astuner.plugin import load_object, raised_at
 from astuner.schema import Evaluation, Observation, StepResult, TaskProfile, checked_reward
 from astuner.system.forking import ForkingServer
+from astuner.system.process_tree import adopt_orphans, child_pids
 
 REQUEST_HEADER = struct.Struct("!I")
 RESPONSE_HEADER = struct.Struct("!IIB")
 _PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 # Time to kill what is left when the service ends, in seconds.
 _END_SECONDS = 5.0
 
@@ -52,26 +51,50 @@ class HostSettings:
     Attributes:
         env_types: the environments to import before the first fork.
         search: the folders in which to search for `package.module->Class`.
-        max_result_bytes: the maximum size of an observation, and of any other result.
+        max_result_bytes: the maximum size of an observation or another result.
     """
 
-    env_types: tuple[str, ...]
-    search: tuple[str, ...]
+    env_types: Sequence[str]
+    search: Sequence[str]
     max_result_bytes: int
 
 
 def main() -> None:
     """Fork hosts on request until the socket is closed; then kill them."""
     launcher, control = os.getppid(), socket.socket(fileno=int(sys.argv[1]))
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    adopt_orphans()
     os.dup2(2, 1)  # what environments print is not output of the command that started this process
     data = json.loads(sys.stdin.buffer.read() or b"null")
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the service ends this process
         signal.signal(number, signal.SIG_IGN)
     if data is not None:
-        settings = HostSettings(tuple(data["env_types"]), tuple(data["search"]), data["max_result_bytes"])
-        _ForkServer(settings, control, launcher).serve()
+        _ForkServer(HostSettings(**data), control, launcher).serve()
+
+
+def end_host(pid: int) -> None:
+    """Kill a host and the processes that its environment has started."""
+    others = []
+    for child in _descendants(pid):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(child) != pid:
+                others.append(child)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    _kill_all(others)
+
+
+def _kill_all(pids: Iterable[int]) -> None:
+    """Kill processes, as far as they exist."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    """Return the processes below a host. MCP servers have a group of their own."""
+    for child in child_pids(pid):
+        yield child
+        yield from _descendants(child)
 
 
 class _ForkServer(ForkingServer):
@@ -80,7 +103,10 @@ class _ForkServer(ForkingServer):
         for env_type in settings.env_types:
             # A host reports what it cannot import.
             with contextlib.suppress(BaseException):
-                _import(env_type, settings.search)
+                if "->" in env_type:
+                    load_object(env_type, search=[Path(folder) for folder in settings.search])
+                else:
+                    adapter(env_type.partition("/")[0])
         super().__init__(control, launcher)
 
     def serve(self) -> None:
@@ -95,8 +121,8 @@ class _ForkServer(ForkingServer):
             end_host(pid)
         limit = time.monotonic() + _END_SECONDS
         # Processes whose host has ended become children of this process.
-        while (left := list(descendants(os.getpid()))) and time.monotonic() < limit:
-            kill_all(left)
+        while (left := list(_descendants(os.getpid()))) and time.monotonic() < limit:
+            _kill_all(left)
             with contextlib.suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
@@ -146,13 +172,6 @@ class _ForkServer(ForkingServer):
             self.requests.sendall(json.dumps(message).encode() + b"\n")
 
 
-def _import(env_type: str, search: Sequence[str]) -> None:
-    if "->" in env_type:
-        load_object(env_type, search=[Path(folder) for folder in search])
-    else:
-        adapter(env_type.partition("/")[0])
-
-
 def _run_host(connection: socket.socket, settings: HostSettings) -> NoReturn:
     """Serve the requests of one connection, and exit."""
     code = 1
@@ -168,7 +187,7 @@ def _run_host(connection: socket.socket, settings: HostSettings) -> NoReturn:
         print(f"a process of an environment failed:\n{format_error(error)}", file=sys.stderr, flush=True)  # noqa: T201
     finally:
         with contextlib.suppress(BaseException):
-            kill_all(list(descendants(os.getpid())))  # later, they are no descendants of this process
+            _kill_all(list(_descendants(os.getpid())))  # later, they are no descendants of this process
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
@@ -248,19 +267,16 @@ class _Object:
             return await result if inspect.isawaitable(result) else result
 
     async def tasks(self, split: str, offset: int, limit: int, profiles: bool, with_reference: bool) -> dict[str, Any]:
-        """Return one page of a split's tasks."""
         ids = await self._task_ids(split)
         page = list(ids[offset : offset + limit])
         listed = [await self._profile(split, task_id, with_reference) for task_id in page] if profiles else []
         return {"total": len(ids), "task_ids": page, "profiles": listed}
 
     async def task(self, split: str, task_id: str, with_reference: bool) -> TaskProfile:
-        """Return the profile of a task."""
         await self._check_task(split, task_id)
         return await self._profile(split, task_id, with_reference)
 
     async def reset(self, split: str, task_id: str, seed: int) -> dict[str, Any]:
-        """Start a task."""
         await self._check_task(split, task_id)
         profile = await self._profile(split, task_id, with_reference=False)
         observation = await self.call("reset", split, task_id, seed)
@@ -268,7 +284,6 @@ class _Object:
         return {"profile": profile, "observation": observation, "tools": list(self._environment.tools)}
 
     async def step(self, action: Any) -> StepResult:
-        """Perform an action."""
         if self._has_ended:
             raise ServiceRequestError("task_ended", "the task has ended, so the instance accepts no further action")
         result = await self.call("step", action)
@@ -280,7 +295,6 @@ class _Object:
         return replace(result, reward=reward, is_done=self._has_ended, is_valid=bool(result.is_valid))
 
     async def evaluate(self) -> Evaluation:
-        """Return the score."""
         result = await self.call("evaluate")
         if not isinstance(result, Evaluation):
             raise _invalid(f"evaluate returned {short_repr(result)}; expected an Evaluation")

@@ -1,4 +1,4 @@
-"""Starts the processes of environments, and sends requests to them. Used on one event loop."""
+"""Starts the processes of environments and their task lists, and sends requests to them. Used on one event loop."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ import signal
 import socket
 import subprocess
 import sys
-from dataclasses import asdict
-from pathlib import Path
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import orjson
 from pydantic import ValidationError
 
-import astuner
-from astuner.env_service.host_process import REQUEST_HEADER, RESPONSE_HEADER, HostSettings
-from astuner.env_service.host_shutdown import end_host
-from astuner.env_service.protocol import ErrorInfo, ServiceRequestError
-from astuner.errors import ServiceError
+from astuner.env_service.host_process import REQUEST_HEADER, RESPONSE_HEADER, HostSettings, end_host
+from astuner.env_service.protocol import EnvSource, EnvTypeInfo, ErrorInfo, ServiceRequestError
+from astuner.errors import ServiceError, shorten
+from astuner.system.paths import python_path
 
 _START_SECONDS = 120.0
 _EXIT_SECONDS = 5.0
 _EXIT_CODE_SECONDS = 30.0
 _RELEASE_SECONDS = 2.0
+_MAX_CATALOGS = 32
+# The key of the object with the task lists; that of an instance is its id, which is not empty.
+_TASKS_KEY = ""
 
 
 class HostServer:
@@ -50,13 +53,11 @@ class HostServer:
             ServiceError: it ends, or is not ready in time.
         """
         self._control, control = socket.socketpair()
-        package = str(Path(astuner.__file__).parents[1])
-        python_path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         with control:
             self._process = subprocess.Popen(
                 (sys.executable, "-P", "-m", "astuner.env_service.host_process", str(control.fileno())),
-                # The tasks of some environments depend on the order of sets, and must be the same in every service.
-                env={**os.environ, "PYTHONPATH": python_path, "PYTHONHASHSEED": "0"},
+                # Some environments' tasks depend on the order of sets, and must be the same in every service.
+                env={**os.environ, "PYTHONPATH": python_path(), "PYTHONHASHSEED": "0"},
                 stdin=subprocess.PIPE,
                 pass_fds=(control.fileno(),),
             )
@@ -85,19 +86,19 @@ class HostServer:
         number = next(self._numbers)
         loop = asyncio.get_running_loop()
         started = self._started[number] = loop.create_future()
-        own, other = socket.socketpair()
-        with other:
+        service_end, host_end = socket.socketpair()
+        with host_end:
             try:
-                socket.send_fds(self._control, [REQUEST_HEADER.pack(number)], [other.fileno()])
+                socket.send_fds(self._control, [REQUEST_HEADER.pack(number)], [host_end.fileno()])
             except OSError as error:
-                own.close()
+                service_end.close()
                 raise _no_fork_server() from error
             try:
                 pid, exited = await started
             except BaseException:
-                own.close()
+                service_end.close()
                 raise
-        reader, writer = await asyncio.open_connection(sock=own)
+        reader, writer = await asyncio.open_connection(sock=service_end)
         return Host(pid, reader, writer, exited)
 
     async def wait(self) -> None:
@@ -137,7 +138,12 @@ class HostServer:
                 elif "failed" in message:
                     started = self._started.pop(message["failed"])
                     if not started.done():
-                        started.set_exception(_no_host(message["error"]))
+                        reason = (
+                            f"the process of an instance could not be started: {message['error']}. Lower "
+                            "--max-instances or the number of episodes at a time (rollout.max_env_worker), or raise "
+                            "the limit of processes (ulimit -u)"
+                        )
+                        started.set_exception(ServiceRequestError("process_ended", reason))
                 elif (ended := self._exits.pop(message["ended"], None)) is not None:
                     ended.set_result(message["code"])
         finally:
@@ -150,14 +156,6 @@ class HostServer:
 def _no_fork_server() -> ServiceRequestError:
     return ServiceRequestError(
         "process_ended", "the process that starts environments has ended; restart the environment service"
-    )
-
-
-def _no_host(reason: str) -> ServiceRequestError:
-    return ServiceRequestError(
-        "process_ended",
-        f"the process of an instance could not be started: {reason}. Lower --max-instances or the number of episodes "
-        "at a time (rollout.max_env_worker), or raise the limit of processes (ulimit -u)",
     )
 
 
@@ -191,9 +189,7 @@ class Host:
 
         Args:
             key: identifies the object.
-            operation: the method.
             timeout: seconds.
-            arguments: its arguments.
 
         Raises:
             ServiceRequestError: the environment failed, the process has ended, or the time limit has passed.
@@ -241,7 +237,12 @@ class Host:
                 if is_ok:
                     answer.set_result(body)
                 else:
-                    answer.set_exception(_request_error(body))
+                    try:
+                        info = ErrorInfo.model_validate_json(body)
+                    except ValidationError as error:
+                        text = f"the process of the environment sent no valid error: {error}"
+                        info = ErrorInfo(code="environment_error", message=text)
+                    answer.set_exception(ServiceRequestError(info.code, info.message, info.traceback))
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
@@ -257,7 +258,11 @@ class Host:
         how = "closed its connection to the service"
         with contextlib.suppress(TimeoutError):
             code = await asyncio.wait_for(asyncio.shield(self._exited), _EXIT_CODE_SECONDS)
-            how = f"ended with exit code {code}" if code >= 0 else f"was killed by {_signal_name(-code)}"
+            how = f"ended with exit code {code}"
+            if code < 0:
+                how = f"was killed by signal {-code}"
+                with contextlib.suppress(ValueError):
+                    how += f" ({signal.Signals(-code).name})"
         return ServiceRequestError("process_ended", f"the process of the environment {how}")
 
     def _fail_answers(self, error: ServiceRequestError, of: str | None = None) -> None:
@@ -267,15 +272,102 @@ class Host:
                 answer.set_exception(error)
 
 
-def _request_error(body: bytes) -> ServiceRequestError:
-    try:
-        info = ErrorInfo.model_validate_json(body)
-    except ValidationError as error:
-        return ServiceRequestError("environment_error", f"the process of the environment sent no valid error: {error}")
-    return ServiceRequestError(info.code, info.message, info.traceback)
+@dataclass(eq=False)
+class Catalog:
+    """An environment's task lists.
+
+    Attributes:
+        host: their process.
+        info: the splits and tools.
+        instances: the number of instances in the same process, if the environment is `is_async`.
+    """
+
+    host: Host
+    info: EnvTypeInfo
+    instances: int = 0
 
 
-def _signal_name(number: int) -> str:
-    with contextlib.suppress(ValueError):
-        return f"signal {number} ({signal.Signals(number).name})"
-    return f"signal {number}"
+class Catalogs:
+    """The catalogs of all environments with their parameters, each started when it is first needed.
+
+    Args:
+        env_types: the environments by the names under which clients know them.
+        server: starts the processes.
+        timeout: the time limit of a request, in seconds.
+    """
+
+    def __init__(self, env_types: Mapping[str, str], server: HostServer, timeout: float) -> None:
+        self._env_types = env_types
+        self._server = server
+        self._timeout = timeout
+        self._catalogs: OrderedDict[str, Catalog] = OrderedDict()
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def get(self, source: EnvSource) -> Catalog:
+        """Return the catalog of an environment.
+
+        Raises:
+            ServiceRequestError: the service does not have it, or it cannot be created.
+        """
+        self._env_type(source.env_type)
+        key = json.dumps([source.env_type, source.params, source.action_preference], sort_keys=True)
+        lock = self._locks.setdefault(key, asyncio.Lock())
+        try:
+            async with lock:
+                catalog = self._catalogs.get(key)
+                if catalog is None or catalog.host.has_ended:
+                    host = await self._server.new_host()
+                    try:
+                        catalog = Catalog(host, await self.load(host, _TASKS_KEY, source))
+                    except ServiceRequestError as error:
+                        host.kill(error)
+                        raise
+                    self._catalogs[key] = catalog
+        finally:
+            if not lock.locked():
+                self._locks.pop(key, None)
+        self._catalogs.move_to_end(key)
+        unused = [key for key, old in self._catalogs.items() if not old.instances and old is not catalog]
+        if len(self._catalogs) > _MAX_CATALOGS and unused:
+            dropped = ServiceRequestError("process_ended", "the lists of tasks were dropped; retry")
+            self._catalogs.pop(unused[0]).host.kill(dropped)
+        return catalog
+
+    async def ask(self, source: EnvSource, operation: str, **arguments: object) -> bytes:
+        """Call `tasks` or `task`; return the result as JSON."""
+        catalog = await self.get(source)
+        try:
+            return await catalog.host.request(_TASKS_KEY, operation, self._timeout, **arguments)
+        except ServiceRequestError as error:
+            if error.info.code == "timeout" and not catalog.instances:
+                catalog.host.kill(error)
+            raise
+
+    def close(self, reason: ServiceRequestError) -> None:
+        """End the processes. Their requests fail with `reason`."""
+        for catalog in self._catalogs.values():
+            catalog.host.kill(reason)
+
+    async def load(self, host: Host, key: str, source: EnvSource) -> EnvTypeInfo:
+        """Create an object of an environment in a host."""
+        body = await host.request(
+            key,
+            "load",
+            self._timeout,
+            env_type=self._env_type(source.env_type),
+            params=source.params,
+            action_preference=source.action_preference,
+        )
+        return EnvTypeInfo.model_validate({"env_type": source.env_type, **json.loads(body)})
+
+    def _env_type(self, name: str) -> str:
+        """Return the environment that clients know as `name`."""
+        if name in self._env_types:
+            return self._env_types[name]
+        family, slash, _ = name.partition("/")
+        if slash and "->" not in name and f"{family}/*" in self._env_types:
+            return name
+        served = ", ".join(map(repr, self._env_types))
+        raise ServiceRequestError(
+            "unknown_env_type", f"the service has no environment {shorten(name)!r}; it serves {served} (--env)"
+        )

@@ -8,7 +8,6 @@ import hmac
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -38,43 +37,33 @@ from astuner.env_service.protocol import (
 )
 from astuner.errors import ConfigError, ServiceError, short_repr
 from astuner.schema import Evaluation, StepResult, TaskProfile
-from astuner.system.localhost import ADDRESS, local_hosts, rejection_reason
+from astuner.system.localhost import ADDRESS, BACKLOG, listening_socket, local_hosts, rejection_reason
 
 _MAX_BODY_BYTES = 8 * 2**20
 _MAX_PAGE = 1000
 _SHUTDOWN_SECONDS = 3
-_BACKLOG = 2048
 _LOCAL = (ADDRESS, "localhost", "::1")
 _OPEN_PATHS = ("/health", "/openapi.json")
 
 
-@dataclass(frozen=True)
-class EnvServiceOptions:
-    """Options of an environment service.
+def serve(
+    env_types: Mapping[str, str],
+    host: str,
+    port: int,
+    token: str,
+    search: Sequence[Path],
+    limits: ServiceLimits,
+    on_ready: Callable[[str], None],
+) -> None:
+    """Serve environments until SIGINT or SIGTERM.
 
-    Attributes:
+    Args:
         env_types: the environments, `FAMILY/NAME`, `FAMILY/*` or `package.module->Class`, by the names under which
             clients know them.
         host: the address to listen on.
         port: the port; 0 selects a free one.
         token: the token that clients must send; "" for none.
         search: the folders in which to search for `package.module->Class`.
-        limits: the limits.
-    """
-
-    env_types: Mapping[str, str]
-    host: str = ADDRESS
-    port: int = 0
-    token: str = ""
-    search: Sequence[Path] = ()
-    limits: ServiceLimits = field(default_factory=ServiceLimits)
-
-
-def serve(options: EnvServiceOptions, on_ready: Callable[[str], None]) -> None:
-    """Serve environments until SIGINT or SIGTERM.
-
-    Args:
-        options: the options.
         on_ready: called with the address when the service accepts requests.
 
     Raises:
@@ -82,46 +71,43 @@ def serve(options: EnvServiceOptions, on_ready: Callable[[str], None]) -> None:
         ServiceError: the port is in use, the environments cannot be imported, or the process that starts them has
             ended.
     """
-    if options.host not in _LOCAL and not options.token:
+    if host not in _LOCAL and not token:
         raise ConfigError(
-            f"--host {options.host} can be reached from other machines, which could run code through the environments; "
+            f"--host {host} can be reached from other machines, which could run code through the environments; "
             f"set the environment variable {TOKEN_VARIABLE} (or --token), or use --host {ADDRESS}"
         )
-    asyncio.run(_serve(options, on_ready))
+    folders = tuple(str(Path(folder).absolute()) for folder in (Path.cwd(), *search))
+    with _listen(host, port) as listener:
+        asyncio.run(_serve(InstanceTable(env_types, folders, limits), host, token, listener, on_ready))
 
 
-async def _serve(options: EnvServiceOptions, on_ready: Callable[[str], None]) -> None:
-    search = tuple(str(Path(folder).absolute()) for folder in (Path.cwd(), *options.search))
-    with _listen(options.host, options.port) as listener:
-        port = listener.getsockname()[1]
-        table = InstanceTable(options.env_types, search, options.limits)
-        hosts = [*local_hosts(port), f"[::1]:{port}"] if options.host in _LOCAL else None
-        config = uvicorn.Config(
-            create_app(table, options.token, hosts),
-            log_level="warning",
-            access_log=False,
-            server_header=False,
-            date_header=False,
-            ws="none",
-            backlog=_BACKLOG,
-            timeout_keep_alive=600,
-            timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
-        )
-        address = f"[{options.host}]" if ":" in options.host else options.host
-        try:
-            await table.start()
-            on_ready(f"http://{address}:{port}")
-            await _serve_until_end(uvicorn.Server(config), listener, table)
-        finally:
-            await table.close()
+async def _serve(
+    table: InstanceTable, host: str, token: str, listener: socket.socket, on_ready: Callable[[str], None]
+) -> None:
+    port = listener.getsockname()[1]
+    hosts = [*local_hosts(port), f"[::1]:{port}"] if host in _LOCAL else None
+    config = uvicorn.Config(
+        create_app(table, token, hosts),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        ws="none",
+        backlog=BACKLOG,
+        timeout_keep_alive=600,
+        timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+    )
+    address = f"[{host}]" if ":" in host else host
+    try:
+        await table.start()
+        on_ready(f"http://{address}:{port}")
+        await _serve_until_end(uvicorn.Server(config), listener, table)
+    finally:
+        await table.close()
 
 
 async def _serve_until_end(server: uvicorn.Server, listener: socket.socket, table: InstanceTable) -> None:
-    """Serve until a signal ends the server.
-
-    Raises:
-        ServiceError: the process that starts environments has ended. What runs this service may restart it.
-    """
+    """Serve until a signal ends the server; raise an error if the process that starts environments ends earlier."""
     has_failed = False
 
     async def watch() -> None:
@@ -140,26 +126,19 @@ async def _serve_until_end(server: uvicorn.Server, listener: socket.socket, tabl
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    # asyncio switches Nagle's algorithm off, which delays answers by 40 ms, if the protocol is set.
-    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((host, port))
-        listener.listen(_BACKLOG)
+        return listening_socket(host, port)
     except OSError as error:
-        listener.close()
         raise ServiceError(
             f"the environment service cannot listen on {host}, port {port}: {error.strerror or error}; give another "
             "--host or --port, or --port 0 for any free port"
         ) from error
-    return listener
 
 
 def create_app(table: InstanceTable, token: str, hosts: Collection[str] | None) -> FastAPI:
     """Return the ASGI application.
 
     Args:
-        table: the instances.
         token: the token that clients must send; "" for none.
         hosts: the accepted values of the `Host` header; None for any.
     """

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from loguru import logger
 
-from astuner.env_service.catalogs import Catalog, Catalogs
 from astuner.env_service.host_process import HostSettings
-from astuner.env_service.hosts import Host, HostServer
+from astuner.env_service.hosts import Catalog, Catalogs, Host, HostServer
 from astuner.env_service.protocol import (
     CreateRequest,
     EnvSource,
@@ -55,7 +54,6 @@ class _Instance:
     """A running instance.
 
     Attributes:
-        request: the request that created it.
         lock: held by the request that is handled.
         host: its process; None before it is started, and after it has ended.
         catalog: that of its environment if the instance shares its process, else None.
@@ -85,7 +83,6 @@ class InstanceTable:
     Args:
         env_types: the environments by the names under which clients know them; `FAMILY/*` is a whole family.
         search: the folders in which to search for `package.module->Class`.
-        limits: the limits.
     """
 
     def __init__(self, env_types: Mapping[str, str], search: tuple[str, ...], limits: ServiceLimits) -> None:
@@ -227,11 +224,11 @@ class InstanceTable:
         if (ending := self._end(instance_id, reason)) is not None:
             await asyncio.shield(ending)
 
-    async def release_client(self, client_id: str, reason: str = "its client released it") -> None:
+    async def release_client(self, client_id: str) -> None:
         """End the instances of a client."""
         self._clients.pop(client_id, None)
         ids = [key for key, instance in self._instances.items() if instance.request.client_id == client_id]
-        await asyncio.gather(*(self.release(instance_id, reason) for instance_id in ids))
+        await asyncio.gather(*(self.release(instance_id) for instance_id in ids))
 
     def _instance(self, instance_id: str) -> _Instance:
         self._check_open()

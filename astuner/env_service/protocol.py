@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
 
 PROTOCOL_VERSION = 1
-"""The environment variable with the token of the service and of its clients."""
+"""A client and a service of different versions do not understand each other."""
 
 ActionPreference = Literal["code", "text", "box"]
 ErrorCode = Literal[
@@ -102,14 +102,14 @@ class EnvTypeInfo(_Message):
 
 
 class EnvTypeList(_Message):
-    """The body of `GET /v1/env_types`: the environments of the service; `FAMILY/*` stands for a whole family."""
+    """The body of `GET /v1/env_types`, which names the environments; `FAMILY/*` stands for a whole family."""
 
     env_types: list[str]
     """Their names."""
 
 
 class TaskPage(_Message):
-    """The body of `GET /v1/tasks`: some tasks of a split, in a fixed order."""
+    """The body of `GET /v1/tasks`: tasks from a split, in a fixed order."""
 
     total: int
     """The number of tasks of the split."""

@@ -18,7 +18,7 @@ from astuner.env_service.addresses import TOKEN_VARIABLE, EnvServiceAddress
 from astuner.env_service.client import EnvServiceClient
 from astuner.env_service.http_server import create_app
 from astuner.env_service.instances import InstanceTable, ServiceLimits
-from astuner.env_service.remote_instance import RemoteInstance, instance_path
+from astuner.env_service.remote_instance import instance_path
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, EnvTask, Evaluation, Observation, Reference, StepResult, TaskProfile
 
@@ -31,28 +31,10 @@ _MAX_ERROR = 600
 
 
 @dataclass(frozen=True)
-class ValidationSettings:
-    """Settings of the checks.
-
-    Attributes:
-        params: the keyword arguments of the environments.
-        tasks: the number of tasks of each split, from the first.
-        jobs: the number of environments that are checked at a time.
-        timeout: the time limit of the checks of an environment, in seconds.
-    """
-
-    params: Mapping[str, Any] = field(default_factory=dict)
-    tasks: int = 2
-    jobs: int = 2
-    timeout: float = 120.0
-
-
-@dataclass(frozen=True)
 class EnvValidation:
     """The result of checking an environment.
 
     Attributes:
-        env: the environment.
         ok: whether it passes all checks.
         reference: the lowest score of a reference; None if the environment has none.
         empty, garbage: the highest score for an empty and for a garbage answer.
@@ -117,7 +99,6 @@ async def show_task(
 
     Args:
         client: the service that hosts the environment.
-        env_type, params: the environment.
         split: the split; None for the first one.
         task_id: the task; None for the first one.
 
@@ -154,14 +135,34 @@ async def show_task(
 
 
 async def validate_all(
-    client: EnvServiceClient, env_types: Sequence[str], settings: ValidationSettings
+    client: EnvServiceClient,
+    env_types: Sequence[str],
+    params: Mapping[str, Any],
+    tasks: int,
+    jobs: int,
+    timeout: float,
 ) -> AsyncIterator[EnvValidation]:
-    """Check environments, some at a time, and return the results in their order."""
-    free = asyncio.Semaphore(settings.jobs)
+    """Check environments of a service, and return the results in their order.
+
+    Args:
+        params: the keyword arguments of the environments.
+        tasks: each split's number of tasks, from the first.
+        jobs: the number of environments that are checked at a time.
+        timeout: the time limit for an environment's checks, in seconds.
+    """
+    free = asyncio.Semaphore(jobs)
 
     async def checked(env_type: str) -> EnvValidation:
+        checks = _Checks(client, EnvTask(env_type, "", params=params), tasks)
         async with free:
-            return await validate(client, env_type, settings)
+            try:
+                async with asyncio.timeout(timeout):
+                    await checks.run()
+            except EnvError as error:
+                checks.problems.append(str(error))
+            except TimeoutError:
+                checks.problems.append(f"the checks took longer than {timeout:g} s (--timeout)")
+        return checks.result()
 
     running = [asyncio.create_task(checked(env_type)) for env_type in env_types]
     try:
@@ -171,19 +172,6 @@ async def validate_all(
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-
-
-async def validate(client: EnvServiceClient, env_type: str, settings: ValidationSettings) -> EnvValidation:
-    """Check an environment of a service."""
-    checks = _Checks(client, EnvTask(env_type, "", params=settings.params), settings.tasks)
-    try:
-        async with asyncio.timeout(settings.timeout):
-            await checks.run()
-    except EnvError as error:
-        checks.problems.append(str(error))
-    except TimeoutError:
-        checks.problems.append(f"the checks took longer than {settings.timeout:g} s (--timeout)")
-    return checks.result()
 
 
 @dataclass
@@ -198,7 +186,10 @@ class _Episode:
     @property
     def score(self) -> float:
         """The score; with several agents, that of the first to act."""
-        return _of_agent(self.evaluation.score, self.observation.agent)
+        score, agent = self.evaluation.score, self.observation.agent
+        if isinstance(score, Mapping):
+            return score[agent] if agent in score else min(score.values(), default=0.0)
+        return score
 
     @property
     def is_success(self) -> bool:
@@ -259,7 +250,14 @@ class _Checks:
         if not self.repeats[-1]:
             self.problems.append(f"{name}: equal seeds and actions gave different observations or rewards")
         if reference is not None:
-            self._check_reference(first, reference, name)
+            self.references.append(first.score)
+            if first.score < reference.score - _TOLERANCE:
+                self.problems.append(
+                    f"{name}: the reference {short_repr(list(reference.actions))} scores {first.score:g} instead of "
+                    f"{reference.score:g}"
+                )
+            elif not first.is_success:
+                self.problems.append(f"{name}: the reference scores {first.score:g}, but is_success is False")
         for kind, answer in (("empty", ""), ("garbage", GARBAGE)):
             if reference is not None and all(action == answer for action in reference.actions):
                 continue  # the solution of some tasks is an empty text
@@ -275,16 +273,6 @@ class _Checks:
                 )
             elif reference is None and wrong.is_success:
                 self.problems.append(f"{name}: the {kind} answer succeeds, with score {wrong.score:g}")
-
-    def _check_reference(self, episode: _Episode, reference: Reference, name: str) -> None:
-        self.references.append(episode.score)
-        if episode.score < reference.score - _TOLERANCE:
-            self.problems.append(
-                f"{name}: the reference {short_repr(list(reference.actions))} scores {episode.score:g} instead of "
-                f"{reference.score:g}"
-            )
-        elif not episode.is_success:
-            self.problems.append(f"{name}: the reference scores {episode.score:g}, but is_success is False")
 
     async def _play(self, task: EnvTask, actions: Sequence[Action] | None) -> _Episode:
         """Play a task with the given actions; None stands for some of the legal ones."""
@@ -302,20 +290,9 @@ class _Checks:
             episode = _Episode(instance.profile, first, instance.steps, await instance.evaluate())
         finally:
             await asyncio.wrap_future(instance.release())
-        await self._check_released(instance)
-        return episode
-
-    async def _check_released(self, instance: RemoteInstance) -> None:
         body = {"index": len(instance.steps), "action": ""}
         path = f"{instance_path(instance.instance_id)}/step"
-        try:
+        with contextlib.suppress(EnvError):
             await asyncio.wrap_future(self.client.submit(self.client.request("POST", path, body)))
-        except EnvError:
-            return
-        self.problems.append("a released instance accepted a step")
-
-
-def _of_agent(score: float | Mapping[str, float], agent: str) -> float:
-    if isinstance(score, Mapping):
-        return score[agent] if agent in score else min(score.values(), default=0.0)
-    return score
+            self.problems.append("a released instance accepted a step")
+        return episode

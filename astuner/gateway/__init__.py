@@ -1,6 +1,6 @@
 """An HTTP server through which OpenAI-compatible clients call the model in training."""
 
-from astuner.gateway.http_server import Gateway, GatewaySettings
+from astuner.gateway.http_server import Gateway
 from astuner.gateway.sessions import EpisodeSession
 
-__all__ = ["EpisodeSession", "Gateway", "GatewaySettings"]
+__all__ = ["EpisodeSession", "Gateway"]

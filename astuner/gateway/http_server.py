@@ -11,51 +11,27 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from loguru import logger
 
+from astuner.config.services import GatewayConfig
 from astuner.errors import ServiceError, WorkflowError
-from astuner.gateway.keys import KeyClaims, KeySigner
-from astuner.gateway.sessions import EpisodeSession
+from astuner.gateway.sessions import EpisodeSession, KeyClaims, KeySigner
 from astuner.model_tuner import ModelTuner
-from astuner.model_tuner.endpoint import OpenAiEndpoint
+from astuner.model_tuner.framework_adapters import OpenAiEndpoint
 from astuner.model_tuner.targets import DebugModel
+from astuner.system.localhost import BACKLOG, listening_socket
 
 if TYPE_CHECKING:
     import uvicorn
-
-    from astuner.gateway.routes import _Headers
 
 _START_SECONDS = 30.0
 _END_SECONDS = 5.0
 # The keys of an episode expire this long after the time limit of its workflow, which may be handled late.
 _KEY_GRACE_SECONDS = 60.0
 _MAX_PORTS = 1000
-_BACKLOG = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class GatewaySettings:
-    """A gateway's settings (the configuration's section `gateway`).
-
-    Attributes:
-        host: the address to listen on.
-        port: the first port to try; 0 for any free port.
-        model_names: the names of the model in training.
-        max_concurrent_calls: the maximum number of calls in progress.
-        max_body_bytes: the maximum size of a request.
-        drain_seconds: how long the end of a run waits for calls in progress.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 0
-    model_names: tuple[str, ...] = ("astuner",)
-    max_concurrent_calls: int = 4096
-    max_body_bytes: int = 32 * 2**20
-    drain_seconds: float = 5.0
 
 
 class Gateway:
@@ -65,10 +41,13 @@ class Gateway:
     run in any threads.
     """
 
-    def __init__(self, settings: GatewaySettings | None = None) -> None:
-        self.settings = settings or GatewaySettings()
+    def __init__(self, settings: GatewayConfig | None = None, model_names: Sequence[str] = ()) -> None:
+        """Serve the model in training as `astuner`, under `model_names`, and under those of `settings`."""
+        self.settings = settings or GatewayConfig()
+        names = ("astuner", *model_names, *self.settings.model_names)
+        self.names_of_trained_model = tuple(dict.fromkeys(names))
         self.is_draining = False
-        self._signer = KeySigner()
+        self.signer = KeySigner()
         self._sessions: dict[int, EpisodeSession] = {}
         self._by_tuner: dict[ModelTuner, EpisodeSession] = {}
         self._calls = 0
@@ -77,11 +56,6 @@ class Gateway:
         self._is_closed = False
         self._pid = os.getpid()
         _gateways.add(self)
-
-    @property
-    def names_of_trained_model(self) -> tuple[str, ...]:
-        """The names by which a request can call the model in training."""
-        return self.settings.model_names
 
     @contextlib.contextmanager
     def episode(
@@ -92,7 +66,6 @@ class Gateway:
         At the end of the block, the calls that no client has received are cut, and the keys become invalid.
 
         Args:
-            tuner: the model of the episode.
             cancel_workflow: cancels the workflow of the episode. Called from another thread.
             seconds: the time limit of the workflow; None for no limit.
         """
@@ -130,10 +103,7 @@ class Gateway:
         """Return an endpoint for one of the episode's agents; start the server if it does not run. Thread-safe.
 
         In a forked process, the endpoint is that of the parent. For `issues_keys`, see `KeyClaims`.
-
-        Raises:
-            WorkflowError: the episode has ended or has not started.
-            ServiceError: the server cannot be started.
+        WorkflowError: the episode has ended or has not started. ServiceError: the server cannot be started.
         """
         session = self._by_tuner.get(tuner)
         if session is None:
@@ -146,7 +116,7 @@ class Gateway:
             number = len(session.debug_models)
             session.debug_models.append(debug_model)
         claims = KeyClaims(session.number, agent_name, target_tag, number, session.expires, issues_keys)
-        return OpenAiEndpoint(self._started().base_url, self._signer.sign(claims))
+        return OpenAiEndpoint(self._started().base_url, self.signer.sign(claims))
 
     def close(self) -> None:
         """Reject new calls, wait at most `drain_seconds` for calls in progress, and stop the server."""
@@ -160,21 +130,15 @@ class Gateway:
 
     # The routes call the following methods, on the event loop of the server.
 
-    def authenticate(self, headers: _Headers) -> KeyClaims | None:
-        """Return the claims in a request's key; None if the key is not valid."""
-        return self._signer.verify(headers.key())
-
-    def sign(self, claims: KeyClaims) -> str:
-        """Return the key with these claims."""
-        return self._signer.sign(claims)
-
-    def session(self, claims: KeyClaims) -> EpisodeSession | None:
-        """Return the session of a key; None if the episode has ended."""
-        return self._sessions.get(claims.session)
+    def admit(self, key: str) -> tuple[KeyClaims, EpisodeSession] | None:
+        """Return the claims and the session of a key; None if it is not valid, or its episode has ended."""
+        claims = self.signer.verify(key)
+        session = None if claims is None else self._sessions.get(claims.session)
+        return None if claims is None or session is None else (claims, session)
 
     def model_names(self, session: EpisodeSession) -> list[str]:
         """Return the names of the models that an episode's keys may call."""
-        return [*self.settings.model_names, *session.tuner.forwarded_models]
+        return [*self.names_of_trained_model, *session.tuner.forwarded_models]
 
     def reserve_call(self) -> bool:
         """Count a call that starts; return False if there are too many."""
@@ -221,8 +185,10 @@ class _RunningServer:
         settings = gateway.settings
         self._drain_seconds = settings.drain_seconds
         self._socket = _listen(settings.host, settings.port)
-        port = self._socket.getsockname()[1]
-        self.base_url = f"http://{_reachable_address(settings.host)}:{port}/v1"
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        if settings.host in ("0.0.0.0", "::"):
+            host = socket.gethostname()
+        self.base_url = f"http://{host}:{self._socket.getsockname()[1]}/v1"
         config = uvicorn.Config(
             create_app(gateway),
             log_config=None,  # it would change the logging of the process
@@ -232,14 +198,14 @@ class _RunningServer:
             date_header=False,
             lifespan="off",
             ws="none",
-            backlog=_BACKLOG,
+            backlog=BACKLOG,
             timeout_keep_alive=600,
             timeout_graceful_shutdown=max(1, round(settings.drain_seconds)),
         )
         self._server: uvicorn.Server = uvicorn.Server(config)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gateway", daemon=True)
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="gateway", daemon=True)
         # The thread does not belong to the episode that opens the first endpoint.
         contextvars.Context().run(self._thread.start)
         if not self._ready.wait(_START_SECONDS):
@@ -263,9 +229,6 @@ class _RunningServer:
         self._thread.join(self._drain_seconds + _END_SECONDS)
         self._socket.close()
 
-    def _run(self) -> None:
-        asyncio.run(self._serve())
-
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._loop.call_soon(self._ready.set)
@@ -273,36 +236,16 @@ class _RunningServer:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens on the first free port from `port` on; on any free port if `port` is 0.
-
-    Raises:
-        ServiceError: the address is not one of this machine, or there is no free port.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    ports = [0] if port == 0 else range(port, min(port + _MAX_PORTS, 65536))
+    """Return a socket that listens on the first free port from `port` on; on any free port if `port` is 0."""
     reason = "no port is free"
-    for candidate in ports:
-        # asyncio switches Nagle's algorithm off, which delays answers by 40 ms, if the protocol is set.
-        listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    for candidate in [0] if port == 0 else range(port, min(port + _MAX_PORTS, 65536)):
         try:
-            listener.bind((host, candidate))
-            listener.listen(_BACKLOG)
+            return listening_socket(host, candidate)
         except OSError as error:
-            listener.close()
             reason = str(error)
-            continue
-        return listener
     raise ServiceError(
         f"the gateway cannot listen on {host} from port {port} on: {reason}; check gateway.host and gateway.port"
     )
-
-
-def _reachable_address(host: str) -> str:
-    """Return the address for clients of a server that listens on `host`."""
-    if host in ("0.0.0.0", "::"):
-        return socket.gethostname()
-    return f"[{host}]" if ":" in host else host
 
 
 def _start_before_fork() -> None:

@@ -15,8 +15,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from astuner.errors import AstunerError, EpisodeStopped, InvalidRequestError
-from astuner.gateway.keys import KeyClaims
-from astuner.gateway.sessions import Answers, EpisodeSession, GatewayCall, RequestIdentity
+from astuner.gateway.sessions import Answers, EpisodeSession, GatewayCall, KeyClaims, RequestIdentity
 from astuner.model_tuner.http_api.api_errors import DRAINING, INVALID_KEY, ApiError, to_api_error
 from astuner.model_tuner.http_api.dialects import (
     DIALECTS,
@@ -27,7 +26,7 @@ from astuner.model_tuner.http_api.dialects import (
     to_event,
     to_json,
 )
-from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
+from astuner.model_tuner.http_api.openai_completions import ChatRequest, parse_chat_request
 from astuner.model_tuner.remote import CHAT_PATH, KEY_PATH
 from astuner.run_record.jsonable import encode
 
@@ -76,9 +75,10 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     @app.post(f"/v1{KEY_PATH}")
     async def key(request: Request) -> Response:
-        claims = gateway.authenticate(_Headers(request.scope))
-        if claims is None or gateway.session(claims) is None:
+        admitted = gateway.admit(_Headers(request.scope).key())
+        if admitted is None:
             return _error_response(INVALID_KEY)
+        claims, _ = admitted
         if not claims.issues_keys:
             error = ApiError(403, "this API key is for one agent of the episode", "permission_error", "wrong_key")
             return _error_response(error)
@@ -89,7 +89,7 @@ def create_app(gateway: Gateway) -> FastAPI:
             error = ApiError(400, 'the body must be {"agent_name": …, "target_tag": …}')
             return _error_response(error)
         other = replace(claims, agent_name=agent_name, target_tag=target_tag, debug_model=None, issues_keys=False)
-        return Response(to_json({"api_key": gateway.sign(other)}), media_type="application/json")
+        return Response(to_json({"api_key": gateway.signer.sign(other)}), media_type="application/json")
 
     @app.exception_handler(StarletteHTTPException)
     def unknown_route(request: Request, error: StarletteHTTPException) -> Response:
@@ -99,11 +99,10 @@ def create_app(gateway: Gateway) -> FastAPI:
 
     @app.get("/v1/models")
     def models(request: Request) -> Response:
-        claims = gateway.authenticate(_Headers(request.scope))
-        session = None if claims is None else gateway.session(claims)
-        if session is None:
+        admitted = gateway.admit(_Headers(request.scope).key())
+        if admitted is None:
             return _error_response(INVALID_KEY)
-        names = gateway.model_names(session)
+        names = gateway.model_names(admitted[1])
         data = [{"id": name, "object": "model", "created": 0, "owned_by": "astuner"} for name in names]
         return Response(to_json({"object": "list", "data": data}), media_type="application/json")
 
@@ -111,7 +110,6 @@ def create_app(gateway: Gateway) -> FastAPI:
 
 
 def _error_response(error: ApiError) -> Response:
-    """Return an error in OpenAI's format."""
     return Response(to_json(openai_error(error)), error.status, media_type="application/json")
 
 
@@ -139,7 +137,6 @@ class _DialectRoute:
         self._gateway, self._dialect = gateway, dialect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
         try:
             await self._answer(_Headers(scope), receive, send)
         except _RequestFailed as failure:
@@ -166,12 +163,10 @@ class _DialectRoute:
             session.release(call, is_delivered=is_delivered)
 
     def _admit(self, headers: _Headers) -> tuple[KeyClaims, EpisodeSession]:
-        """Return the claims and the session for a request's key."""
-        claims = self._gateway.authenticate(headers)
-        session = None if claims is None else self._gateway.session(claims)
-        if claims is None or session is None:
+        admitted = self._gateway.admit(headers.key())
+        if admitted is None:
             raise _RequestFailed(INVALID_KEY)
-        return claims, session
+        return admitted
 
     async def _read_body(self, headers: _Headers, receive: Receive) -> bytes:
         limit = self._gateway.settings.max_body_bytes
@@ -221,8 +216,7 @@ class _DialectRoute:
         return request
 
     def _target(self, session: EpisodeSession, request: ChatRequest, claims: KeyClaims) -> str:
-        """Return the tag of the target that a request names."""
-        if request.model in self._gateway.settings.model_names:
+        if request.model in self._gateway.names_of_trained_model:
             return claims.target_tag
         if request.model in session.tuner.forwarded_models:
             return str(request.model)
@@ -312,8 +306,6 @@ class _DialectRoute:
 
 
 class _CountRoute(_DialectRoute):
-    """Returns the number of tokens in a prompt."""
-
     async def _answer(self, headers: _Headers, receive: Receive, send: Send) -> None:
         claims, session = self._admit(headers)
         request = self._parse(session, await self._read_body(headers, receive))
@@ -328,7 +320,6 @@ class _CountRoute(_DialectRoute):
 
 
 def _error_of(call: GatewayCall) -> ApiError | None:
-    """Return the error of a finished call."""
     if call.task.cancelled():
         return _ENDED
     error = call.task.exception()

@@ -1,18 +1,80 @@
-"""The calls that reach an episode through the gateway, and the retries of its clients."""
+"""Episodes at the gateway: the signed keys that name them, the calls that reach them, and their clients' retries."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import binascii
 import contextvars
+import hashlib
+import hmac
+import json
+import secrets
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from astuner.errors import AgentMadness, AstunerError, EpisodeError, EpisodeStopped, WorkflowError, message_of, text_of
 from astuner.model_tuner import ChatAnswer, ModelTuner
 from astuner.model_tuner.targets import DebugModel
+
+_PREFIX = "sk-astuner-"
+_MAC_BYTES = 32
+_MAX_KEY_CHARS = 16384
+
+
+@dataclass(frozen=True, slots=True)
+class KeyClaims:
+    """The contents of a key.
+
+    Attributes:
+        session: the number of the episode's session in this process.
+        agent_name, target_tag: as in `ModelTuner.for_agent`.
+        debug_model: the number of the endpoint's debug model in its session; None if it has none.
+        expires: the time at which the key expires, on the clock `time.monotonic`.
+        issues_keys: whether the gateway issues keys for other agents of the episode to its holder, which is a
+            `ModelTuner` in another process.
+    """
+
+    session: int
+    agent_name: str
+    target_tag: str
+    debug_model: int | None
+    expires: float
+    issues_keys: bool = False
+
+
+class KeySigner:
+    """Signs and checks keys with HMAC-SHA256 and a secret that exists only in this process and its forks."""
+
+    def __init__(self) -> None:
+        self._secret = secrets.token_bytes(32)
+
+    def sign(self, claims: KeyClaims) -> str:
+        """Return the key with these claims."""
+        payload = json.dumps(astuple(claims)).encode()
+        return _PREFIX + base64.urlsafe_b64encode(self._mac(payload) + payload).rstrip(b"=").decode()
+
+    def verify(self, key: str) -> KeyClaims | None:
+        """Return the claims of a key; None if this process did not sign it, or it has expired."""
+        if not key.startswith(_PREFIX) or len(key) > _MAX_KEY_CHARS or not key.isascii():
+            return None
+        text = key[len(_PREFIX) :]
+        try:
+            signed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
+        except binascii.Error:
+            return None
+        mac, payload = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(payload)):
+            return None
+        claims = KeyClaims(*json.loads(payload))
+        return claims if claims.expires >= time.monotonic() else None
+
+    def _mac(self, payload: bytes) -> bytes:
+        return hmac.new(self._secret, payload, hashlib.sha256).digest()
+
 
 # Seconds for which an answer that did not reach its client waits for the client's retry, and seconds for which an
 # answer that did reach it is kept for one. The SDKs of OpenAI and Anthropic retry after 0.5 to 1 s at first.
@@ -50,7 +112,6 @@ class GatewayCall:
     """A request to the model that one or more HTTP requests wait for.
 
     Attributes:
-        task: returns the answers.
         identity: the identity of the first HTTP request.
         waiting: the number of HTTP requests that wait for the answers or receive them.
         is_delivered: whether a client has received the answers or an error.
@@ -70,14 +131,11 @@ class EpisodeSession:
 
     Attributes:
         number: unguessable, unique within the process.
-        tuner: the model of the episode.
         cancel_workflow: cancels the workflow of the episode. Thread-safe.
         expires: when the keys of the episode expire, on the clock `time.monotonic`.
         thread: the id of the thread that the workflow runs in.
         context: the context of the workflow, in which its calls run. It tells an engine which episode a call is from.
-        debug_models: the debug models of the endpoints, by number.
         failure: the error that fails the episode, even if its agent has handled the HTTP error; None if there is none.
-        is_closed: whether the episode has ended.
     """
 
     number: int
@@ -159,12 +217,7 @@ class EpisodeSession:
                 self.tuner.mark_cut(answer.call)
 
     def check_alive(self) -> None:
-        """Check that the episode may call the model.
-
-        Raises:
-            AstunerError: the episode has failed or made too many calls. After several such calls, the workflow is
-                cancelled.
-        """
+        """Raise AstunerError if the episode has failed or made too many calls; after several, cancel the workflow."""
         if self._is_stopped:
             # The workflow cannot be cancelled while its thread waits for the response, so it gets one.
             self.cancel_workflow()

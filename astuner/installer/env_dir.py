@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astuner.errors import InstallError
 from astuner.installer.env_specs import env_spec_named
-from astuner.system.environments_folder import FOLDER_VARIABLE, environments_folder
+from astuner.system.paths import FOLDER_VARIABLE, environments_folder
 
 _MANIFEST = "astuner-environment.json"
 _INCOMPLETE = "astuner-environment.unfinished"
@@ -24,15 +24,10 @@ class InstallManifest(BaseModel):
     """Contents of an environment. Written last, so its presence marks a complete installation.
 
     Attributes:
-        spec: name of the environment's specification.
-        digest: digest of the specification's pins.
-        source: requirement that astuner was installed from.
-        editable: whether that is a checkout.
-        version: astuner's version.
-        python: Python's version, such as 3.11.7.
-        extra: absolute paths of the user's requirement files.
-        extra_digest: SHA-256 of their contents.
-        seconds: duration of the installation.
+        spec, digest: the name of the environment's specification, and its pins' digest.
+        source, editable, version: requirement that astuner was installed from, whether that is a checkout, and
+            astuner's version.
+        extra, extra_digest: absolute paths of the user's requirement files, and their contents' SHA-256.
         size: size on disk, bytes.
     """
 
@@ -55,7 +50,7 @@ class EnvDir:
     """The folder of an environment, which may not exist yet.
 
     Attributes:
-        backbone: name of the backbone, or of the program that the environment is for.
+        backbone: the backbone's name, or that of the program that the environment is for.
         link: the folder, or a symbolic link to it.
     """
 

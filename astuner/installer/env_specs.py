@@ -26,19 +26,16 @@ class EnvSpec:
     """Specification of an environment.
 
     Attributes:
-        name: name of the specification and of its lock file, such as verl-cpu.
-        backbone: the backbone that runs in it.
+        name: the name of the specification and its lock file, such as verl-cpu.
         device: the device of its PyTorch build.
         requirements: requirements that the lock file is resolved from, in addition to astuner's own.
         runtime_requirements: requirements that any other environment must meet to run the backbone.
         imports: modules that must be importable after the installation.
         disk_gb: approximate size on disk, GB.
         tested: True if it was installed and imported, False if it was only resolved.
-        vllm: whether it includes vLLM.
         overrides: requirements that replace those which packages declare, where the declarations conflict.
         excluded: packages that are not installed although other packages require them.
         constrained_by: name of a specification whose pins also apply here, "" for none.
-        lock_dir: folder of the lock file.
     """
 
     name: str
@@ -166,12 +163,7 @@ def env_spec_named(name: str) -> EnvSpec | None:
 
 
 def env_spec_for(backbone: str, device: Device, *, vllm: bool = False) -> EnvSpec:
-    """Return the smallest specification that matches.
-
-    Args:
-        backbone: one of `BACKBONES`.
-        device: the device of its PyTorch build.
-        vllm: require vLLM. Without it, the environment may or may not include vLLM.
+    """Return the smallest specification that matches; without `vllm`, it may or may not include vLLM.
 
     Raises:
         InstallError: the backbone has no environment.

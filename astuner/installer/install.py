@@ -18,8 +18,7 @@ from packaging.utils import canonicalize_name
 from astuner.errors import InstallError
 from astuner.installer.env_dir import EnvDir, InstallManifest
 from astuner.installer.env_specs import SUPPORTED_PYTHONS, EnvSpec
-from astuner.installer.inspection import Inspection, inspect, isolated_variables, unmet
-from astuner.installer.source import Source
+from astuner.installer.inspection import Inspection, Source, inspect, isolated_variables, unmet
 
 _LOG_TAIL = 25
 
@@ -29,8 +28,6 @@ class InstallRequest:
     """Arguments of an installation.
 
     Attributes:
-        spec: specification of the environment.
-        source: the source from which astuner is installed.
         python: interpreter as a path, command or version; None for the interpreter of this process.
         extra: the user's requirement files; None for those of the existing environment.
         folder: folder of the environment; None for the existing folder, or else the default folder.
@@ -50,11 +47,8 @@ class InstallRequest:
 def install(request: InstallRequest, report: Callable[[str], None]) -> InstallManifest:
     """Install an environment, or update the existing one where it differs from the request.
 
-    An interrupted installation is repeated from the start. Concurrent installations wait for each other.
-
-    Args:
-        request: the environment to install.
-        report: called with each line of progress.
+    An interrupted installation is repeated from the start. Concurrent installations wait for each other. `report` is
+    called with each line of progress.
 
     Raises:
         InstallError: the environment cannot be installed, or its packages do not import.
@@ -120,7 +114,14 @@ class _Installer:
                 f"{version}; choose another interpreter, for example with --python python3.11"
             )
         self._clear_folder()
-        self._check_disk()
+        target = self._env_dir.folder
+        parent = next(path for path in (target, *target.parents) if path.exists())
+        free = shutil.disk_usage(parent).free / 1e9
+        if free < self._spec.disk_gb:
+            raise InstallError(
+                f"{self._spec.name} needs about {self._spec.disk_gb:.1f} GB, but {parent} has only {free:.1f} GB free; "
+                "free some space, or choose another disk with --path"
+            )
         self._env_dir.log.write_text("")
         self._env_dir.mark_incomplete()
         self._report(f"creating {self._spec.name} in {self._env_dir.folder}")
@@ -183,16 +184,6 @@ class _Installer:
                 current.rmdir()
             link.unlink(missing_ok=True)
             link.symlink_to(folder, target_is_directory=True)
-
-    def _check_disk(self) -> None:
-        folder = self._env_dir.folder
-        parent = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(parent).free / 1e9
-        if free < self._spec.disk_gb:
-            raise InstallError(
-                f"{self._spec.name} needs about {self._spec.disk_gb:.1f} GB, but {parent} has only {free:.1f} GB free; "
-                "free some space, or choose another disk with --path"
-            )
 
     def _check_extra(self, arguments: Sequence[str]) -> None:
         """Check the user's requirements against the pins: direct conflicts by line, indirect ones through pip."""
@@ -289,7 +280,7 @@ def run_logged(command: Sequence[str], env_dir: EnvDir, lock: int, *, hidden: st
     Args:
         command: the program and its arguments.
         env_dir: the environment.
-        lock: the descriptor of its lock, which the command inherits.
+        lock: the lock's descriptor, which the command inherits.
         hidden: an argument that the log does not show, such as an index's URL, which may contain a password.
 
     Raises:
@@ -329,10 +320,7 @@ def _digest(files: Iterable[Path]) -> str:
 
 
 def find_interpreter(name: str | None) -> str:
-    """Return the path of an interpreter.
-
-    Args:
-        name: a path, a command, or a version such as 3.11; None for the running interpreter.
+    """Return the path of an interpreter from a path, a command or a version; None stands for the running interpreter.
 
     Raises:
         InstallError: the interpreter is not found.

@@ -53,14 +53,9 @@ PROGRAM_SPECS = {
 def install_program(
     spec: ProgramSpec, report: Callable[[str], None], *, python: str | None = None, index: str = "", fresh: bool = False
 ) -> None:
-    """Install the environment of a program. An existing one with the same requirements is left unchanged.
+    """Install a program's environment. An existing one with the same requirements is left unchanged.
 
-    Args:
-        spec: the environment.
-        report: called with each line of progress.
-        python: interpreter as a path, command or version; None for the running interpreter.
-        index: URL of an additional package index, "" for none.
-        fresh: reinstall an existing environment.
+    The arguments are as in `InstallRequest` and for `install`.
 
     Raises:
         InstallError: the environment cannot be installed.

@@ -8,12 +8,11 @@ from pathlib import Path
 
 import click
 
-from astuner.config.backbone_choice import BackboneChoice
+from astuner.config.loading import BackboneChoice
 from astuner.errors import InstallError
 from astuner.installer.env_dir import EnvDir
 from astuner.installer.env_specs import env_spec_named, env_specs_of
-from astuner.installer.inspection import unmet, version_here
-from astuner.installer.source import running_source
+from astuner.installer.inspection import running_source, unmet, version_here
 
 _ENTERED = "ASTUNER_ENTERED_ENVIRONMENT"
 """Variable that names the environment of the last re-execution, to prevent an endless loop."""

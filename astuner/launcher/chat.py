@@ -6,79 +6,70 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 import click
 from rich.console import Console
 from rich.text import Text
 
-from astuner.backbone.training.model_folder import model_path
-from astuner.backbone.training.run_inputs import call_settings, load_agent_inputs
+from astuner.backbone.episode_workers.messages import AgentJob
+from astuner.backbone.training.agent import load_agent
+from astuner.backbone.training.episode_placement import has_agent
+from astuner.backbone.training.run_inputs import call_settings, model_path
 from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import AstunerConfig
+from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import AstunerError, ConfigError, ModelError, RecordError
 from astuner.launcher.console import filtered_output, make_console
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
-from astuner.run_record.lookup import find_run
-from astuner.run_record.run_facts import config_of
+from astuner.run_record.recorded_run import RecordedRun, find_run
 from astuner.schema import Message, Task, WorkflowOutput, WorkflowTask
 from astuner.system.control_characters import escape_control_characters
 from astuner.system.redaction import redact
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_rollout import ActiveEpisodes, BatchRequest
+from astuner.task_rollout import BatchRequest, TaskRollout
 from astuner.viewer.transcripts import EpisodeTranscript
 
 NEW_CONVERSATION = "/new"
 
 
-@dataclass(frozen=True)
-class TerminalChat:
-    """The options of the command.
+def chat(model: str, conf: Path | None, exp_dir: Path, system: str, temperature: float, max_tokens: int) -> None:
+    """Answer the lines of stdin until its end, Ctrl-C or Ctrl-D.
 
-    Attributes:
+    Args:
         model: a run, the folder of a model, its Hugging Face name, or `package.module->function`.
         conf: the configuration of an agent that answers; None to talk to the model itself.
-        exp_dir: the folder of the runs.
         system: the system message of a conversation with the model; "" for none.
         temperature: the temperature of a conversation with the model.
         max_tokens: the longest answer of the model, in tokens.
-    """
-
-    model: str
-    conf: Path | None
-    exp_dir: Path
-    system: str = ""
-    temperature: float = 0.0
-    max_tokens: int = 512
-
-
-class _Partner(Protocol):
-    def answer(self, question: str) -> None: ...
-
-    def forget(self) -> None: ...
-
-
-def chat(options: TerminalChat) -> None:
-    """Answer the lines of stdin until its end, or until Ctrl-C or Ctrl-D.
 
     Raises:
         AstunerError: the model or the agent cannot be loaded.
     """
     console = make_console(stderr=False)
-    path, renderer = find_model(options.model, options.exp_dir)
+    path, renderer = find_model(model, exp_dir)
     with filtered_output(), contextlib.ExitStack() as stack:
-        partner = stack.enter_context(_partner(options, path, renderer, console))
+        answer: Callable[[str], None]
+        forget: Callable[[], None]
+        if conf is None:
+            codec = ChatCodec(load_tokenizer(path), renderer)
+            engine = stack.enter_context(open_engine(path, codec, None))
+            settings = unlimited_calls(engine, temperature, max_tokens)
+            partner = _Model(lambda: ModelTuner(engine, codec, settings, episode_id="chat"), system, console)
+            answer, forget = partner.answer, partner.forget
+        else:
+            # Each question is a task, before which an agent keeps nothing.
+            answer, forget = stack.enter_context(_agent(conf, path, console)), lambda: None
         if sys.stdin.isatty():
             click.echo(f"talking to {path}; {NEW_CONVERSATION} starts a new conversation, Ctrl-D ends")
         for question in _questions():
             if question == NEW_CONVERSATION:
-                partner.forget()
+                forget()
                 continue
             try:
-                partner.answer(question)
+                answer(question)
             except AstunerError as error:
                 # A question that is too long, for example, does not end the chat.
                 console.print(Text(f"error: {redact(str(error))}", style="red"))
@@ -87,16 +78,12 @@ def chat(options: TerminalChat) -> None:
 def find_model(name: str, exp_dir: Path) -> tuple[str, str]:
     """Return the path of a model, and its renderer.
 
-    Args:
-        name: a run, the folder of a model, its Hugging Face name, or `package.module->function`.
-        exp_dir: the folder of the runs.
-
-    Raises:
-        RecordError, ModelError: there is no such run or model, or the run has no model.
+    `name` is a run, a folder, a Hugging Face name, or `package.module->function`. RecordError, ModelError: there is
+    no such run or model, or the run has no model.
     """
     with contextlib.suppress(RecordError):
         run = find_run(name, exp_dir)
-        folder, config = run / "model", config_of(run)
+        folder, config = run / "model", RecordedRun(run).config
         if not folder.is_dir():
             raise ModelError(
                 f"the run {name!r} has no model yet, because it has not ended; to talk to its starting model, pass "
@@ -110,7 +97,6 @@ def find_model(name: str, exp_dir: Path) -> tuple[str, str]:
 
 
 def _questions() -> Iterator[str]:
-    """Yield the lines that the user types, without empty ones."""
     is_terminal = sys.stdin.isatty()
     while True:
         try:
@@ -124,25 +110,23 @@ def _questions() -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _partner(options: TerminalChat, path: str, renderer: str, console: Console) -> Iterator[_Partner]:
-    if options.conf is None:
-        codec = ChatCodec(load_tokenizer(path), renderer)
-        with open_engine(path, codec, None) as engine:
-            yield _Model(options, engine, codec, console)
-        return
-    loaded = load_config(options.conf)
+def _agent(conf: Path, path: str, console: Console) -> Iterator[Callable[[str], None]]:
+    """Yield a function that has the agent of a configuration answer a question."""
+    loaded = load_config(conf)
     config = resolve_names(loaded.config, loaded.path).astuner
     search = (Path.cwd(), loaded.path.absolute().parent)
-    run_inputs = load_agent_inputs(config, search, path)
-    if run_inputs.workflow is None:
-        raise ConfigError(f"{options.conf} names no agent (rollout.agentscope_workflow or workflow.command)")
+    if not has_agent(config):
+        raise ConfigError(f"{conf} names no agent (rollout.agentscope_workflow or workflow.command)")
     if not config.rollout.use_agentscope_protocol:
         raise ConfigError(
-            f"{options.conf} plays the environment of each task with the built-in agent loop, which takes no questions"
+            f"{conf} plays the environment of each task with the built-in agent loop, which takes no questions"
         )
-    with open_engine(path, run_inputs.codec, config) as engine:
+    codec = ChatCodec(load_tokenizer(path), config.model.renderer)
+    episodes = load_agent(AgentJob(config, search, Path.cwd(), path, active_breakpoints()), codec)
+    with open_engine(path, codec, config) as engine:
         # The configured judge needs the fields of a task, which a question does not have.
-        rollout = replace(run_inputs, judge=_NoJudge(config.task_judge)).rollout(config, engine, ActiveEpisodes())
+        episodes.runner = replace(episodes.runner, engine=engine, judge=_NoJudge(config.task_judge))
+        rollout = TaskRollout(episodes)
         settings = call_settings(config, validation=True)
         numbers = iter(range(1, sys.maxsize))
 
@@ -152,7 +136,7 @@ def _partner(options: TerminalChat, path: str, renderer: str, console: Console) 
             console.print(EpisodeTranscript(None, episode, is_folded=False))
 
         try:
-            yield _Agent(ask)
+            yield ask
         finally:
             rollout.close()
 
@@ -175,6 +159,19 @@ def open_engine(path: str, codec: ChatCodec, config: AstunerConfig | None) -> It
         engine.close()
 
 
+def unlimited_calls(engine: LlmEngine, temperature: float, max_tokens: int) -> CallSettings:
+    """Return the settings of calls that only the engine limits."""
+    longest = engine.max_model_len
+    return CallSettings(
+        temperature=temperature,
+        max_tokens=max_tokens,
+        max_model_len=longest,
+        max_prompt_length=longest,
+        max_response_length=longest,
+        max_calls=sys.maxsize,
+    )
+
+
 class _NoJudge(BaseJudge):
     """Gives every answer the same reward, because an episode without a reward has failed."""
 
@@ -182,37 +179,15 @@ class _NoJudge(BaseJudge):
         return 0.0, True
 
 
-@dataclass(frozen=True)
-class _Agent:
-    """The configured agent. Each question is a task."""
-
-    ask: Callable[[str], None]
-
-    def answer(self, question: str) -> None:
-        self.ask(question)
-
-    def forget(self) -> None:
-        """Do nothing: an agent keeps no earlier questions."""
-
-
 class _Model:
     """The model, which sees the whole conversation."""
 
-    def __init__(self, options: TerminalChat, engine: LlmEngine, codec: ChatCodec, console: Console) -> None:
-        longest = engine.max_model_len
-        settings = CallSettings(
-            temperature=options.temperature,
-            max_tokens=options.max_tokens,
-            max_model_len=longest,
-            max_prompt_length=longest,
-            max_response_length=longest,
-            max_calls=sys.maxsize,
-        )
-        self._new_tuner: Callable[[], ModelTuner] = lambda: ModelTuner(engine, codec, settings, episode_id="chat")
+    def __init__(self, new_tuner: Callable[[], ModelTuner], system: str, console: Console) -> None:
+        self._new_tuner = new_tuner
         self._console = console
-        self._start: list[Message] = [{"role": "system", "content": options.system}] if options.system else []
+        self._start: list[Message] = [{"role": "system", "content": system}] if system else []
         self._messages = list(self._start)
-        self._tuner = self._new_tuner()
+        self._tuner = new_tuner()
 
     def answer(self, question: str) -> None:
         messages = [*self._messages, {"role": "user", "content": question}]

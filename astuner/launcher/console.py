@@ -1,28 +1,38 @@
-"""Terminal output: log lines and errors, without secrets, control characters or library noise."""
+"""Terminal output without secrets, control characters or library noise: log lines, errors and tables."""
 
 from __future__ import annotations
 
 import contextlib
 import re
+import shlex
 import tempfile
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from loguru import logger
+from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
+from astuner.backbone.base import RunContext
+from astuner.errors import BackboneError
 from astuner.plugin import raised_at
 from astuner.run_record.console_lines import FILE_ONLY
+from astuner.schema import Episode, Split
 from astuner.system.control_characters import escape_control_characters
 from astuner.system.redaction import redact
 from astuner.system.redaction.output import redacted_output
+from astuner.task_rollout import describe_failures
+from astuner.task_rollout.statistics import scored, tokens_of
+from astuner.viewer.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 
 if TYPE_CHECKING:
     from loguru import Message
@@ -32,6 +42,8 @@ _STYLES = {"WARNING": "yellow", "ERROR": "bold red", "CRITICAL": "bold red", "DE
 _WORD = re.compile(r"\s*\S+\s*")
 _NUMBER = re.compile(r"[0-9]+")
 _PRINTED_WARNINGS = 3
+# Width of the widest table in a file, in columns.
+_WIDEST = 500
 
 
 class _RobustConsole(Console):
@@ -121,47 +133,34 @@ def log_to_console(console: Console) -> None:
 @contextlib.contextmanager
 def filtered_output() -> Iterator[None]:
     """Hide the progress bars and log lines of libraries, send warnings to run.log, and redact what is printed."""
-    with _quiet_transformers(), _quiet_hub(), _warnings_to_log(), redacted_output():
+    with _quiet_libraries(), _warnings_to_log(), redacted_output():
         yield
 
 
 @contextlib.contextmanager
-def _quiet_transformers() -> Iterator[None]:
-    from transformers.utils import logging
+def _quiet_libraries() -> Iterator[None]:
+    # The hub's warnings are about retries; the error that follows the last retry is enough.
+    from huggingface_hub.utils import logging as hub
+    from transformers.utils import logging as transformers
 
-    level, had_progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    levels = hub.get_verbosity(), transformers.get_verbosity()
+    had_progress_bars = transformers.is_progress_bar_enabled()
+    hub.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.set_verbosity_error()
+    transformers.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
+        hub.set_verbosity(levels[0])
+        transformers.set_verbosity(levels[1])
         if had_progress_bars:
-            logging.enable_progress_bar()
-
-
-@contextlib.contextmanager
-def _quiet_hub() -> Iterator[None]:
-    # Its warnings are about retries; the error that follows the last retry is enough.
-    from huggingface_hub.utils import logging
-
-    level = logging.get_verbosity()
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
+            transformers.enable_progress_bar()
 
 
 @contextlib.contextmanager
 def _warnings_to_log() -> Iterator[None]:
     def show(
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: object, **__: object
     ) -> None:
         logger.bind(**FILE_ONLY).warning("{}:{}: {}: {}", filename, lineno, category.__name__, message)
 
@@ -195,3 +194,102 @@ def print_internal_error(error: BaseException) -> None:
         "file",
         soft_wrap=True,
     )
+
+
+def episode_table(title: str, episodes: Sequence[Episode]) -> Table:
+    """Return a table with one row per episode. A narrow terminal truncates the task's text, never a number."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column("task")
+    for name in ("reward", "success", "calls", "tokens", "samples", "forks", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for episode in episodes:
+        task = escape_control_characters(episode.task.main_query[:40]).replace("\n", "␊").replace("\t", "␉")
+        table.add_row(
+            Text(task, no_wrap=True, overflow="ellipsis"),
+            "-" if episode.reward is None else f"{episode.reward:.2f}",
+            "-" if episode.is_success is None else ("yes" if episode.is_success else "no"),
+            str(len(episode.calls)),
+            str(tokens_of([episode]).raw),
+            str(len(episode.samples)),
+            str(sum(call.fork is not None for call in episode.calls)),
+            f"{episode.end_time - episode.start_time:.2f}",
+        )
+    return table
+
+
+def describe_training_use(episodes: Sequence[Episode]) -> list[str]:
+    """Return lines that describe what a training step would use of the episodes."""
+    usable = [episode for episode in episodes if episode.status == "ok"]
+    if not usable:
+        failed = sum(episode.status == "failed" for episode in episodes)
+        return [f"a training step would have nothing to train: {failed} of {len(episodes)} episodes failed"]
+    groups: dict[str, set[float | None]] = {}
+    for episode in usable:
+        groups.setdefault(episode.task.task_id, set()).add(episode.reward)
+    tokens, samples = tokens_of(usable), [sample for episode in usable for sample in episode.samples]
+    with_signal = sum(len(rewards) > 1 for rewards in groups.values())
+    return [
+        f"a training step would use {len(usable)} of {len(episodes)} episodes: {len(samples)} samples with "
+        f"{sum(len(sample.token_ids) for sample in samples)} tokens, {tokens.trained} of them trained",
+        f"rewards differ within {with_signal} of {len(groups)} tasks; group-relative algorithms such as GRPO learn "
+        "only from those",
+    ]
+
+
+def explain_no_training(episodes: Sequence[Episode]) -> str | None:
+    """Return why no episode can be trained on; None if one can, or if none was dropped."""
+    if any(episode.status == "ok" for episode in episodes):
+        return None
+    dropped = next((episode for episode in episodes if episode.status == "dropped"), None)
+    if dropped is None:
+        return None
+    return f"none of the {len(episodes)} episodes can be trained on. The first: [{dropped.error_kind}] {dropped.error}"
+
+
+def check_rewards(episodes: Sequence[Episode]) -> None:
+    """Raise BackboneError, with the first episode's error, if no episode has a reward."""
+    if not scored(episodes):
+        reason = f". The first: [{episodes[0].error_kind}] {episodes[0].error}" if episodes else ""
+        raise BackboneError(f"no episode has a reward ({len(episodes)} were run){reason}")
+
+
+def print_episodes(
+    context: RunContext, episodes: Sequence[Episode], title: str, split: Split, shown: Shown | None
+) -> None:
+    """Print a debug run's transcripts (None: the default number of them), table and failures."""
+    console = context.progress.console
+    print_transcripts(console, episodes, DEFAULT_SHOWN if shown is None else shown)
+    console.print(episode_table(title, episodes))
+    for line in describe_failures(episodes):
+        console.print(escape(redact(f"failed: {line}")), style="yellow", soft_wrap=True)
+    if split == "train":
+        for line in describe_training_use(episodes):
+            console.print(line, soft_wrap=True)
+        if (reason := explain_no_training(episodes)) is not None:
+            console.print(escape(redact(reason)), style="yellow", soft_wrap=True)
+    folder = str(context.record.folder)
+    console.print(escape(f"record: {folder} (to browse it: astuner view {shlex.quote(folder)})"), soft_wrap=True)
+
+
+def plain_table(*numeric_columns: str) -> Table:
+    """Return a table without lines, which begins with right-aligned columns."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    for name in numeric_columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def facts_table() -> Table:
+    """Return a table of facts: a bold name and a text."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column()
+    return table
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print a table. In a file or a pipe, it is as wide as its content, because such a console has no width."""
+    if not console.is_terminal:
+        content = Measurement.get(console, console.options.update(width=_WIDEST), table)
+        console.width = max(console.width, content.maximum)
+    console.print(table)

@@ -19,42 +19,43 @@ from astuner.backbone.base import (
     PreflightContext,
     RunContext,
     TrainingBackbone,
+    is_own_ray,
     load_backbone,
     load_training_backbone,
 )
-from astuner.backbone.episode_workers.rollout import with_workers
-from astuner.backbone.ray_cluster.started import is_own_ray
+from astuner.backbone.episode_workers.rollout import with_episodes
 from astuner.backbone.training.episode_placement import runs_inline
 from astuner.backbone.training.progress import RunProgress, warn_if_slow
 from astuner.backbone.training.run_inputs import RunInputs, check_references, context_notice, load_run_inputs
 from astuner.config.keys import KeyPath
 from astuner.config.loading import LoadedConfig, resolve_names, with_values
-from astuner.config.root import RunConfig, asks_for_vllm_server
+from astuner.config.root import RunConfig
 from astuner.config.section import RAY
-from astuner.config.to_yaml import to_yaml
+from astuner.config.yaml_file import to_yaml
 from astuner.debugging.breakpoints import describe_missed_tags, set_debugger_port
 from astuner.debugging.tracebacks import format_stack, thread_stack
 from astuner.doors import through_door
 from astuner.errors import AstunerError, ConfigError
 from astuner.launcher.console import (
     add_traceback_note,
+    check_rewards,
     filtered_output,
     log_to_console,
     make_console,
+    print_episodes,
 )
-from astuner.launcher.episode_table import check_rewards, print_episodes
 from astuner.launcher.services import Services
-from astuner.llm_engine.vllm_server.installation import check_engine_packages, installed_vllm
+from astuner.llm_engine.vllm_server.installation import asks_for_vllm_server, check_engine_packages, installed_vllm
 from astuner.run_record.console_lines import FILE_ONLY
 from astuner.run_record.folder import FolderLock
 from astuner.run_record.loggers import LoggerName, check_loggers
 from astuner.run_record.record import RunRecord
 from astuner.run_record.summary import RunSummary
-from astuner.schema import Episode
+from astuner.schema import Episode, Split
 from astuner.system.clock import timestamp
 from astuner.system.signals import report_on_usr1
 from astuner.task_reader import describe_left_out
-from astuner.task_rollout import ActiveEpisodes, Split
+from astuner.task_rollout import ActiveEpisodes
 from astuner.viewer.transcripts import Shown
 
 Result = TypeVar("Result")
@@ -72,8 +73,6 @@ class Launcher:
         config: the configuration, with all names resolved.
         config_dir: folder of the YAML file. Relative paths are searched in the working directory, then here.
         started: start of the run (of the process, for the command), as a `timestamp`.
-        notices: warnings about the configuration.
-        services: services that run during the run.
         origins: where the user set each key, for the messages of backbones.
         backbone_reason: why `backbone: auto` stands for the backbone; "" if the configuration names it.
     """
@@ -90,9 +89,8 @@ class Launcher:
     def from_loaded(loaded: LoadedConfig, exp_dir: str = DEFAULT_EXP_DIR, services: Sequence[str] = ()) -> Launcher:
         """Create a launcher for a loaded YAML file, with the services of the `--with-NAME` options.
 
-        Raises:
-            ConfigError: a service does not exist.
-            ServiceError: a built-in service needs a package that is not installed.
+        ConfigError: a service does not exist. ServiceError: a built-in service needs a package that is not
+        installed.
         """
         config = resolve_names(loaded.config, loaded.path, exp_dir)
         config_dir = loaded.path.absolute().parent
@@ -120,7 +118,7 @@ class Launcher:
         def train(backbone: TrainingBackbone, context: RunContext) -> RunSummary:
             return backbone.train(context)
 
-        return self._run("", load_training_backbone, self._load_inputs, train, is_training=True)
+        return self._run("", load_training_backbone, self.load_inputs, train, is_training=True)
 
     def evaluate(self, model: str | None, tasks: int | None) -> RunSummary:
         """Validate a model; the record is `{experiment}-eval`.
@@ -133,35 +131,38 @@ class Launcher:
             ConfigError: there are no validation tasks, or there is no agent.
         """
         self.log_notices()
-        if self.config.astuner.trainer_common.algorithm.adv_estimator == "sft":
+        if self.config.astuner.is_supervised:
             raise ConfigError(
                 "`astuner eval` measures an agent, but algorithm sft has none; its loss on the validation transcripts "
                 "is in metrics.jsonl (val/loss). Pass the configuration of an agent, and the model with --model"
             )
-
-        def load_inputs() -> RunInputs:
-            return _only_validation(self._load_inputs(model), tasks)
 
         def evaluate(backbone: TrainingBackbone, context: RunContext) -> RunSummary:
             return backbone.evaluate(context)
 
         # The record's config.yaml has the model that is evaluated.
         launcher = replace(self, config=with_values(self.config, {"astuner.model.path": model})) if model else self
-        return launcher._run("-eval", load_training_backbone, load_inputs, evaluate, model=model)
+        return launcher._run(
+            "-eval",
+            load_training_backbone,
+            lambda: _only_validation(self.load_inputs(model), tasks),
+            evaluate,
+            model=model,
+        )
 
     def dry_run(self, run_inputs: RunInputs) -> list[Episode]:
         """Roll out a few training episodes; the record is `{experiment}-check`."""
-
-        def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
-            return backbone.dry_run(context, "train")
-
-        return self._run(_CHECK_SUFFIX, load_backbone, lambda: run_inputs, roll_out)
+        return self._run(
+            _CHECK_SUFFIX,
+            load_backbone,
+            lambda: run_inputs,
+            lambda backbone, context: backbone.dry_run(context, "train"),
+        )
 
     def debug(self, split: Split, *, keep_engine: bool = False, shown: Shown | None = None) -> list[Episode]:
         """Roll out a few episodes and print them; the record is `{experiment}-debug`.
 
         Args:
-            split: split of the tasks.
             keep_engine: keep the vLLM server running for later runs.
             shown: the transcripts that are printed; None for the default number.
 
@@ -170,7 +171,7 @@ class Launcher:
             BackboneError: no episode has a reward, or vLLM is not installed and its server is to be kept.
         """
         self.log_notices()
-        if self.config.astuner.trainer_common.algorithm.adv_estimator == "sft":
+        if self.config.astuner.is_supervised:
             raise ConfigError(
                 "--backbone=debug rolls out an agent, but algorithm sft has none; override it with "
                 "astuner.trainer_common.algorithm.adv_estimator=grpo, or inspect the data with `astuner check`"
@@ -184,7 +185,7 @@ class Launcher:
             )
 
         def load_inputs() -> RunInputs:
-            run_inputs = self._load_inputs()
+            run_inputs = self.load_inputs()
             return _only_validation(run_inputs, None) if split == "val" else run_inputs
 
         def roll_out(backbone: Backbone, context: RunContext) -> list[Episode]:
@@ -202,7 +203,8 @@ class Launcher:
 
         return self._run("-debug", load_backbone, load_inputs, roll_out)
 
-    def _load_inputs(self, model: str | None = None) -> RunInputs:
+    def load_inputs(self, model: str | None = None) -> RunInputs:
+        """Load the inputs of the run; `model` replaces the configured one. AstunerError: one cannot be loaded."""
         return load_run_inputs(self.config.astuner, self.config_dir, model, self.services.env_service)
 
     def _run(
@@ -219,9 +221,6 @@ class Launcher:
 
         Args:
             suffix: of the record's folder.
-            load: loads the backbone by its name.
-            load_inputs: loads tasks, model and agent.
-            run: runs the backbone.
             is_training: whether weights are trained; such a run may resume an earlier one.
             model: the model of the option --model; None without it.
         """
@@ -241,7 +240,7 @@ class Launcher:
                 check_engine_packages(config)
                 FolderLock(folder).release()
                 backbone.check_config(self.config, self.origins, self.services.ray, trains=is_training)
-                run_inputs = self._start_services_and_load(load_inputs, active, stack)
+                run_inputs = self.start_services_and_load(load_inputs, active, stack)
                 backbone.preflight(
                     PreflightContext(
                         self.config, run_inputs, folder, self.origins, self.services.ray, trains=is_training
@@ -266,7 +265,7 @@ class Launcher:
                 through_door("record", "result")(console, result, record.folder)
             return result
 
-    def _start_services_and_load(
+    def start_services_and_load(
         self, load_inputs: Callable[[], RunInputs], active: ActiveEpisodes, stack: contextlib.ExitStack
     ) -> RunInputs:
         """Start the services, then load the inputs, because tasks may come from one, then start the workers.
@@ -281,7 +280,7 @@ class Launcher:
             stack.enter_context(through_door("ray", "on_loopback")())
         with warn_if_slow("read_tasks", config.deadlines, active):
             run_inputs = load_inputs()
-        return stack.enter_context(with_workers(config, run_inputs))
+        return stack.enter_context(with_episodes(config, run_inputs))
 
     def _record_inputs(self, run_inputs: RunInputs, folder: Path) -> None:
         """Write the learned rubrics to the record's folder, and the notices about the inputs to run.log.
@@ -303,7 +302,6 @@ class Launcher:
 
     @property
     def _loggers(self) -> Sequence[LoggerName]:
-        """The configured metric loggers; none for debug, which has no metrics."""
         config = self.config.astuner
         return () if config.backbone == "debug" else config.trainer_common.logger
 
@@ -342,7 +340,6 @@ def _gc_paused() -> Iterator[None]:
 
 
 def _log_state(active: ActiveEpisodes) -> None:
-    """Log what the process is doing, in answer to SIGUSR1."""
     stack = format_stack(thread_stack(threading.main_thread()))
     logger.info("state of the process:\nthe main thread is at\n{}\n{}", stack, active.report())
 

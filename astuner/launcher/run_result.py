@@ -24,13 +24,7 @@ _MIN_WIDTH_OF_COLUMNS = 76
 
 
 def print_result(console: Console, summary: RunSummary, folder: Path) -> None:
-    """Print the results of a run: a task before and after, the verdict, the totals, and the folders.
-
-    Args:
-        console: the terminal.
-        summary: the run's summary.
-        folder: the folder of its record.
-    """
+    """Print the results of a run: a task before and after, the verdict, the totals, and the folders."""
     rows = read_metrics(folder, lambda error: logger.debug("skipped: {}", error))
     if summary.steps:
         _print_before_and_after(console, folder)
@@ -46,7 +40,6 @@ def print_result(console: Console, summary: RunSummary, folder: Path) -> None:
 
 
 def _print_before_and_after(console: Console, folder: Path) -> None:
-    """Print the transcripts of one validation task, before and after training, side by side."""
     try:
         chosen = choose_task(read_index(folder))
         if chosen is None:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import httpx
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from astuner.gateway import Gateway, GatewaySettings
-from astuner.launcher.chat import find_model, open_engine
+from astuner.gateway import Gateway
+from astuner.launcher.chat import find_model, open_engine, unlimited_calls
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
 from astuner.run_record.files import JsonLines
@@ -31,43 +28,33 @@ _FORWARDED_HEADERS = ("content-type", "accept", "anthropic-version", "anthropic-
 _SHUTDOWN_SECONDS = 5
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """The options of the command.
-
-    Attributes:
-        model: a run, the folder of a model, its Hugging Face name, or `package.module->function`.
-        traces: the file of JSON lines to which conversations and feedback are appended.
-        exp_dir: the folder of the runs.
-        port: the port; 0 selects a free one.
-        temperature: the temperature of requests that have none.
-        max_tokens: the longest answer, in tokens.
-        renderer: as `model.renderer`; "" for that of the run, or auto.
-    """
-
-    model: str
-    traces: Path
-    exp_dir: Path
-    port: int = 0
-    temperature: float = 1.0
-    max_tokens: int = 512
-    renderer: str = ""
-
-
-def serve(options: ServeOptions, on_ready: Callable[[str], None]) -> None:
+def serve(
+    model: str,
+    traces: Path,
+    exp_dir: Path,
+    port: int,
+    temperature: float,
+    max_tokens: int,
+    renderer: str,
+    on_ready: Callable[[str], None],
+) -> None:
     """Serve a model on 127.0.0.1 until SIGINT or SIGTERM.
 
     Args:
-        options: the options.
-        on_ready: called with the address for clients, when the server accepts connections.
+        model: a run, the folder of a model, its Hugging Face name, or `package.module->function`.
+        traces: the file of JSON lines to which conversations and feedback are appended.
+        temperature: the temperature of requests that have none.
+        max_tokens: the longest answer, in tokens.
+        renderer: as `model.renderer`; "" for that of the run, or auto.
+        on_ready: gets the address once the server accepts connections.
 
     Raises:
         AstunerError: the model cannot be loaded, the port is in use, or the file of the traces cannot be written.
     """
-    path, renderer = find_model(options.model, options.exp_dir)
-    codec = ChatCodec(load_tokenizer(path), options.renderer or renderer)
-    with listen(options.port) as listener, open_engine(path, codec, None) as engine:
-        served = ServedModel(engine, codec, options, path)
+    path, own_renderer = find_model(model, exp_dir)
+    codec = ChatCodec(load_tokenizer(path), renderer or own_renderer)
+    with listen(port) as listener, open_engine(path, codec, None) as engine:
+        served = ServedModel(engine, codec, unlimited_calls(engine, temperature, max_tokens), (model, path), traces)
         port = listener.getsockname()[1]
         app = create_app(served, port)
         config = uvicorn.Config(
@@ -80,20 +67,12 @@ def serve(options: ServeOptions, on_ready: Callable[[str], None]) -> None:
 class ServedModel:
     """A model behind a gateway. Each request is a separate episode, whose calls are appended to the traces."""
 
-    def __init__(self, engine: LlmEngine, codec: ChatCodec, options: ServeOptions, path: str) -> None:
-        self._engine, self._codec = engine, codec
-        longest = engine.max_model_len
-        self._settings = CallSettings(
-            temperature=options.temperature,
-            max_tokens=min(options.max_tokens, longest),
-            max_model_len=longest,
-            max_prompt_length=longest,
-            max_response_length=longest,
-            max_calls=sys.maxsize,
-        )
-        names = dict.fromkeys(("astuner", options.model, path))
-        self._gateway = Gateway(GatewaySettings(model_names=tuple(names)))
-        self._traces = JsonLines(options.traces)
+    def __init__(
+        self, engine: LlmEngine, codec: ChatCodec, settings: CallSettings, names: Sequence[str], traces: Path
+    ) -> None:
+        self._engine, self._codec, self._settings = engine, codec, settings
+        self._gateway = Gateway(model_names=names)
+        self._traces = JsonLines(traces)
         self._client: httpx.AsyncClient
 
     async def answer(
@@ -116,13 +95,10 @@ class ServedModel:
             response = await self._client.request(method, url, content=body, headers={**forwarded, **authorization})
         for call in tuner.calls:
             if not call.cut:
-                self._append({"trace_id": trace_id, "messages": list(call.messages), "created": call.end_time}, body)
+                tools = read_tools(json.loads(body).get("tools"))
+                row = {"trace_id": trace_id, "messages": list(call.messages), "created": call.end_time}
+                self._write({**row, "tools": list(tools)} if tools else row)
         return response
-
-    def _append(self, row: dict[str, Any], body: bytes) -> None:
-        tools = read_tools(json.loads(body).get("tools"))
-        row |= {"tools": list(tools)} if tools else {}
-        self._write(row)
 
     def add_feedback(self, trace_id: str, feedback: Feedback) -> None:
         """Append feedback on a trace."""

@@ -10,22 +10,20 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
 import httpx
 from loguru import logger
 
-from astuner.backbone.ray_cluster.started import StartedRay
-from astuner.config.root import AstunerConfig, RunConfig, is_installed
+from astuner.backbone.base import StartedRay
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.env_service.addresses import EnvServiceAddress
-from astuner.errors import ConfigError, ServiceError, did_you_mean
-from astuner.launcher.built_in_services import BuiltInService, built_in_service
-from astuner.launcher.env_service import SERVICE_NAME as ENV_SERVICE
-from astuner.launcher.env_service import automatic_env_service
-from astuner.processes.guarded_process import GuardedProcess, TempDir
-from astuner.processes.log import ProcessLog
+from astuner.errors import ConfigError, ServiceError
+from astuner.launcher.built_in_services import ENV_SERVICE, BuiltInService, automatic_env_service, find_built_in
+from astuner.processes.guarded_process import GuardedProcess, ProcessLog, TempDir
 from astuner.system.localhost import is_port_taken, port_holder
 from astuner.system.redaction import learn_secrets, redact_argv
 
@@ -41,38 +39,31 @@ _RESTART_DELAYS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _STABLE_SECONDS = 300.0
 
 
+@dataclass(eq=False)
 class Service:
-    """A process that is started, waited for, watched, restarted if configured, and stopped."""
+    """A process that is started, waited for, watched, restarted if configured, and stopped.
 
-    def __init__(
-        self, name: str, config: ServiceConfig, cwd: Path, temp_dir: TempDir | None = None, ready_text: str = ""
-    ) -> None:
-        """Prepare the service without starting it.
+    Attributes:
+        name: its name, as in `--with-NAME`.
+        temp_dir: folder to create for its temporary files.
+        ready_text: what it prints when it is ready, in addition to the health check; "" for nothing.
+    """
 
-        Args:
-            name: its name, as in `--with-NAME`.
-            config: command, health check and restarts.
-            cwd: working directory.
-            temp_dir: folder to create for its temporary files.
-            ready_text: what it prints when it is ready, in addition to the health check; "" for nothing.
-        """
-        self.name = name
-        self.config = config
-        self.log = ProcessLog(name)
-        self._cwd = cwd
-        self._temp_dir = temp_dir
-        self._ready_text = ready_text
+    name: str
+    config: ServiceConfig
+    cwd: Path
+    temp_dir: TempDir | None = None
+    ready_text: str = ""
+
+    def __post_init__(self) -> None:
+        self.log = ProcessLog(self.name)
         self._stopping = threading.Event()
         self._process: GuardedProcess | None = None
         self._reader: threading.Thread | None = None
         self._watcher: threading.Thread | None = None
 
     def check_ports(self) -> None:
-        """Check that its ports are free. Otherwise the health check would reach another process.
-
-        Raises:
-            ServiceError: a port is in use; names the process that holds it.
-        """
+        """Raise ServiceError, with its holder, if a port is in use: the health check would reach another process."""
         for port in _ports_of(self.config):
             if is_port_taken(port):
                 alternative = "" if self.name in BUILT_IN_SERVICES else ", or give the service another port"
@@ -81,11 +72,7 @@ class Service:
                 )
 
     def start(self) -> None:
-        """Start the process and wait until it is ready.
-
-        Raises:
-            ServiceError: the process cannot be started, ends, or is not ready in time.
-        """
+        """Start the process and wait until it is ready; raise ServiceError if it cannot be started or ends."""
         logger.info("service {}: starting {}", self.name, shlex.join(redact_argv(self.config.argv)))
         self._launch()
         self._watcher = threading.Thread(target=self._watch, name=f"watch {self.name}", daemon=True)
@@ -117,7 +104,7 @@ class Service:
         # Unbuffered, so that the output of Python programs reaches the log immediately.
         env = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1", **self.config.env}
         try:
-            self._process = GuardedProcess(self.config.argv, self._cwd, env, temp_dir=self._temp_dir)
+            self._process = GuardedProcess(self.config.argv, self.cwd, env, temp_dir=self.temp_dir)
         except ServiceError as error:
             raise ServiceError(f"service {self.name} cannot be started: {error}") from error
         assert self._process.output
@@ -136,8 +123,8 @@ class Service:
     def _wait_until_ready(self, process: GuardedProcess, start: float) -> None:
         while not self._stopping.is_set():
             reason = _why_not_ready(self.config.health, start)
-            if reason is None and not self.log.has(self._ready_text):
-                reason = f"it has not printed {self._ready_text!r}"
+            if reason is None and not self.log.has(self.ready_text):
+                reason = f"it has not printed {self.ready_text!r}"
             if process.exit_code is not None:
                 hint = "" if process.exit_code else " (its command must stay in the foreground)"
                 raise ServiceError(f"ended with exit code {process.exit_code} before it was ready{hint}")
@@ -153,8 +140,10 @@ class Service:
         restart = self.config.restart
         allowed = float("inf") if restart is True else int(restart)
         restarts, consecutive, launched = 0, 0, time.monotonic()
-        while self._has_ended():
-            assert self._process is not None
+        assert self._process is not None
+        while not self._stopping.wait(_POLL_SECONDS):
+            if self._process.exit_code is None:
+                continue
             event = f"service {self.name} ended with exit code {self._process.exit_code} during the run"
             self._end_process()
             if restarts >= allowed:
@@ -172,14 +161,6 @@ class Service:
             except ServiceError as error:
                 logger.error("{}", error)
 
-    def _has_ended(self) -> bool:
-        """Wait until the process ends (True) or the service is stopped (False)."""
-        assert self._process is not None
-        while not self._stopping.wait(_POLL_SECONDS):
-            if self._process.exit_code is not None:
-                return True
-        return False
-
 
 def restart_delay(restart: int) -> float:
     """Return the seconds to wait before the n-th consecutive restart."""
@@ -187,7 +168,7 @@ def restart_delay(restart: int) -> float:
 
 
 def _ports_of(config: ServiceConfig) -> list[int]:
-    """Return the ports of this machine that a service opens: the declared ones, and that of its health check."""
+    """Return the ports of this machine that a service opens: declared ones, and its health check's."""
     ports = list(config.ports)
     if config.health.port is not None:
         ports.append(config.health.port)
@@ -217,29 +198,22 @@ def _why_not_ready(health: HealthConfig, start: float) -> str | None:
     return None if time.monotonic() - start >= _MIN_ALIVE_SECONDS else "it has just been started"
 
 
+@dataclass(eq=False)
 class Services:
-    """The services of one run."""
+    """The services of one run.
 
-    def __init__(
-        self,
-        services: Sequence[Service] = (),
-        ray: StartedRay | None = None,
-        port_locks: Sequence[object] = (),
-        env_service: EnvServiceAddress | None = None,
-    ) -> None:
-        """Collect services.
+    Attributes:
+        services: in the order in which they start.
+        ray: the Ray instance that one of the services starts.
+        port_locks: are held as long as this object.
+        env_service: the address of the environment service that one of them is.
+    """
 
-        Args:
-            services: in the order in which they start.
-            ray: the Ray instance that one of the services starts.
-            port_locks: are held as long as this object.
-            env_service: the address of the environment service that one of them is.
-        """
-        self._services = services
-        self.ray = ray
-        self.env_service = env_service
-        self._port_locks = port_locks
-        self._is_running = False
+    services: Sequence[Service] = ()
+    ray: StartedRay | None = None
+    port_locks: Sequence[object] = ()
+    env_service: EnvServiceAddress | None = None
+    _is_running: bool = field(default=False, init=False)
 
     @classmethod
     def from_names(cls, names: Sequence[str], config: RunConfig, config_dir: Path, exp_dir: Path) -> Services:
@@ -247,9 +221,7 @@ class Services:
 
         Args:
             names: in the order in which they start.
-            config: declares services.
             config_dir: folder of the YAML file, where a relative `cwd` is searched after the working directory.
-            exp_dir: folder of the run records.
 
         Raises:
             ConfigError: a service or its folder does not exist, or two services conflict.
@@ -258,7 +230,7 @@ class Services:
         _check_single_ray(names, config.astuner)
         declared = config.astuner.services
         selected = {
-            name: BuiltInService(declared[name]) if name in declared else _find_built_in(name, config.astuner, exp_dir)
+            name: BuiltInService(declared[name]) if name in declared else find_built_in(name, config.astuner, exp_dir)
             for name in names
         }
         for service in declared.values():
@@ -279,19 +251,17 @@ class Services:
     def running(self) -> Iterator[None]:
         """Start the services one after another, each when the previous one is ready; stop them at the end.
 
-        `start_ray` starts that of `--with-ray`. Does nothing if they are already running.
-
-        Raises:
-            ServiceError: a port is in use, or a service does not become ready. The services before it are stopped.
+        `start_ray` starts that of `--with-ray`. Does nothing if they are already running. ServiceError: a port
+        is in use, or a service does not become ready. The services before it are stopped.
         """
         if self._is_running:
             yield
             return
-        for service in self._services:
+        for service in self.services:
             service.check_ports()
         self._is_running = True
         try:
-            for service in self._services:
+            for service in self.services:
                 if service.name != "ray":
                     _start(service)
             yield
@@ -299,35 +269,27 @@ class Services:
             self._stop()
 
     def start_ray(self) -> None:
-        """Start the Ray instance of `--with-ray`. Only the backbone can know its address, so nothing else waits for it.
-
-        Raises:
-            ServiceError: it does not become ready.
-        """
-        for service in self._services:
+        """Start the Ray of `--with-ray`, whose address only the backbone can know; ServiceError: it is not ready."""
+        for service in self.services:
             if service.name == "ray":
                 _start(service)
 
     @contextlib.contextmanager
     def recorded_in(self, folder: Path) -> Iterator[None]:
-        """Write the logs to `services/` in a run's folder; stop the services at the end, while the record is open.
-
-        Raises:
-            RecordError: a log cannot be written.
-        """
+        """Write the logs to `services/` in a run's folder; stop the services at the end, while the record is open."""
         try:
-            for service in self._services:
+            for service in self.services:
                 service.log.open(folder)
             yield
         finally:
             self._stop()
-            for service in self._services:
+            for service in self.services:
                 service.log.close()
 
     def _stop(self) -> None:
-        for service in self._services:
+        for service in self.services:
             service.request_stop()
-        for service in self._services:
+        for service in self.services:
             service.stop()
 
 
@@ -341,23 +303,6 @@ def _start(service: Service) -> None:
             if attempt == attempts or _RAY_TIMEOUT not in str(error):
                 raise
             logger.warning("service {}: Ray did not start within its 30 s; starting it again", service.name)
-
-
-def _find_built_in(name: str, config: AstunerConfig, exp_dir: Path) -> BuiltInService:
-    declared = list(config.services)
-    if name not in BUILT_IN_SERVICES:
-        hint = did_you_mean(name, (*declared, *BUILT_IN_SERVICES), "did you mean --with-{}? ", show=str)
-        raise ConfigError(
-            f"--with-{name}: there is no service {name!r}; {hint}The configuration declares "
-            f"{', '.join(declared) or 'none'} (astuner.services); built in are {', '.join(BUILT_IN_SERVICES)}"
-        )
-    service = built_in_service(name, config, exp_dir)
-    if service.package and not is_installed(service.package):
-        raise ServiceError(
-            f"--with-{name} needs {service.package}, which is not installed; install it with {service.install}, or "
-            "declare a service with another name under astuner.services"
-        )
-    return service
 
 
 def _check_single_ray(names: Sequence[str], config: AstunerConfig) -> None:

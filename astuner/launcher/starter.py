@@ -22,12 +22,7 @@ REQUIREMENTS = {"langgraph": ("langgraph", "langgraph"), "gymnasium": ("gymnasiu
 
 @dataclass(frozen=True)
 class StarterFiles:
-    """Files of a starter project, relative to its folder.
-
-    Attributes:
-        written: new files.
-        existing: files that existed before, and are unchanged.
-    """
+    """Files of a starter project, relative to its folder; `existing` ones are unchanged."""
 
     written: tuple[str, ...]
     existing: tuple[str, ...]
@@ -36,12 +31,7 @@ class StarterFiles:
 def start_project(folder: Path, template: str = "chat") -> StarterFiles:
     """Write the starter project into `folder`. Existing files are not overwritten.
 
-    Args:
-        folder: the folder of the project.
-        template: one of `TEMPLATES`; its files replace those of the default project.
-
-    Raises:
-        ConfigError: a file cannot be written.
+    The files of the template replace those of the default project. ConfigError: a file cannot be written.
     """
     sources = _files(_PROJECT)
     sources = {path: source for path, source in sources.items() if path.parts[0] not in _UNUSED.get(template, ())}
@@ -64,7 +54,6 @@ def start_project(folder: Path, template: str = "chat") -> StarterFiles:
 
 
 def _files(folder: Path) -> dict[Path, Path]:
-    """Return the files of a folder by their paths in the project."""
     files = {}
     for source in folder.rglob("*"):
         if source.is_file() and "__pycache__" not in source.parts:

@@ -7,12 +7,13 @@ import contextlib
 import ssl
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from typing import Any, Literal, Self
 
 import httpx
 
-from astuner.errors import ContextLengthError, ModelError, first_line
-from astuner.llm_engine.protocol import reject_unsupported
+from astuner.errors import ModelError, first_line
+from astuner.llm_engine.protocol import answer_room, reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 _CONNECT_SECONDS = 10.0
@@ -36,7 +37,7 @@ class CompletionsEngine:
     Attributes:
         base_url: address with the API version, such as `http://127.0.0.1:8000/v1`.
         model: the model's name on the server.
-        max_model_len: maximum number of tokens of a request, prompt and completion together.
+        max_model_len: maximum number of tokens in a request, prompt and completion together.
         api_key: bearer token, or None.
         policy_version: version of the weights that the server has.
         launched: whether astuner started the server on this machine. If so, proxies are bypassed, and errors do not
@@ -69,7 +70,7 @@ class CompletionsEngine:
             base_url: address with the API version.
             model: the model's name on the server. With None, it is `default_model`, or else the only model there.
             default_model: path or name of the model in the configuration.
-            max_model_len: maximum number of tokens of a request; lowered to the server's limit.
+            max_model_len: maximum number of tokens in a request; lowered to the server's limit.
             api_key: bearer token, or None.
             launched: whether astuner started the server on this machine.
             timeout: maximum seconds for each of the two requests.
@@ -118,19 +119,8 @@ class CompletionsEngine:
             ) from error
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-        """Sample one completion.
-
-        Raises:
-            ContextLengthError: the prompt leaves no room for an answer.
-            UnsupportedParameterError: the server does not have a parameter.
-            ModelError: the server cannot be reached, or its response is incomplete.
-        """
-        room = self.max_model_len - len(prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
-                "an answer; shorten the prompt or raise rollout.max_model_len"
-            )
+        """Sample one completion (see `LlmEngine.generate`)."""
+        room = answer_room(len(prompt_ids), self.max_model_len, "rollout.max_model_len")
         constraints = ("response_format",) if params.constraint and params.constraint.json_schema else ()
         supported = ("presence_penalty", "frequency_penalty", "top_logprobs", *constraints)
         reject_unsupported(params, "a model server", supported=supported)
@@ -184,11 +174,7 @@ class CompletionsEngine:
 
 
 def _parse(response: httpx.Response, request: str, *, has_key: bool) -> dict[str, Any]:
-    """Return the JSON object of a response.
-
-    Raises:
-        ModelError: the response is an error, or not a JSON object.
-    """
+    """Return the JSON object of a response."""
     text = response.text[:_MAX_QUOTED_CHARS]
     if response.status_code in (401, 403):
         advice = "check the key in that variable" if has_key else "set debug.api_key_env"
@@ -213,11 +199,6 @@ def _parse(response: httpx.Response, request: str, *, has_key: bool) -> dict[str
 
 
 def _to_completion(response: Mapping[str, Any], prompt_ids: Sequence[int], url: str, version: int) -> Completion:
-    """Return the completion of a response.
-
-    Raises:
-        ModelError: token ids or logprobs are missing or differ in number, or the server changed the prompt.
-    """
     choice = (response.get("choices") or [{}])[0]
     token_ids: list[int] | None = choice.get("token_ids")
     logprobs: list[float | None] | None = (choice.get("logprobs") or {}).get("token_logprobs")
@@ -237,18 +218,17 @@ def _to_completion(response: Mapping[str, Any], prompt_ids: Sequence[int], url: 
 
 
 def _top_logprobs(response: Mapping[str, Any], number: int, url: str) -> tuple[tuple[tuple[int, float], ...], ...]:
-    """Return ids and logprobs for the `number` most likely tokens at each position in a completion.
-
-    Raises:
-        ModelError: they are missing, or have texts in place of ids.
-    """
+    """Return ids and logprobs for the `number` most likely tokens at each position in a completion."""
     if not number:
         return ()
     listed = ((response.get("choices") or [{}])[0].get("logprobs") or {}).get("top_logprobs") or []
     try:
         # vLLM adds the sampled token if it is not among the most likely ones.
         positions = [
-            sorted(((int(name.removeprefix("token_id:")), float(value)) for name, value in position.items()), key=_last)
+            sorted(
+                ((int(name.removeprefix("token_id:")), float(value)) for name, value in position.items()),
+                key=itemgetter(1),
+            )
             for position in listed
         ]
     except (AttributeError, TypeError, ValueError) as error:
@@ -259,7 +239,3 @@ def _top_logprobs(response: Mapping[str, Any], number: int, url: str) -> tuple[t
     if not positions:
         raise ModelError(f"{url}/completions returned no top_logprobs; leave top_logprobs out")
     return tuple(tuple(position[: -number - 1 : -1]) for position in positions)
-
-
-def _last(pair: tuple[int, float]) -> float:
-    return pair[1]

@@ -74,7 +74,7 @@ def _longrope_lengths(text_config: Any) -> Iterator[int]:
     candidates = [parameters, *(value for value in parameters.values() if isinstance(value, Mapping))]
     for rope in candidates:
         if rope.get("rope_type", rope.get("type")) in ("longrope", "su"):
-            own = getattr(text_config, "original_max_position_embeddings", None)
-            length = rope.get("original_max_position_embeddings", own)
+            configured = getattr(text_config, "original_max_position_embeddings", None)
+            length = rope.get("original_max_position_embeddings", configured)
             if isinstance(length, int):
                 yield length

@@ -20,9 +20,9 @@ from torch.nn import functional
 
 from astuner.llm_engine.weight_digests import block_sums
 
-# With smaller weights, the overhead of a call of oneDNN is larger than its gain.
+# With smaller weights, the overhead of calling oneDNN is larger than its gain.
 _MIN_ELEMENTS = 150_000
-# Packing depends on the expected number of rows of the other factor. This one is within a tenth of the best for 1 to
+# Packing depends on the expected number of rows in the other factor. This one is within a tenth of the best for 1 to
 # 1,024 rows.
 _PACKED_ROWS = 64
 

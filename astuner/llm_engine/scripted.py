@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from astuner.errors import ContextLengthError, ModelError
-from astuner.llm_engine.protocol import reject_unsupported
-from astuner.schema import Completion, FinishReason, SamplingParams
+from astuner.errors import ModelError
+from astuner.llm_engine.protocol import answer_room, reject_unsupported
+from astuner.schema import Completion, SamplingParams
 
 DEFAULT_LOGPROB = -0.5
 
@@ -18,7 +18,7 @@ class ScriptedEngine:
     Args:
         answer: function of the prompt ids and the sampling parameters that returns at least one token id. Ids after
             the first stop token or beyond the token limit are cut off.
-        max_model_len: maximum number of tokens of a request, prompt and completion together.
+        max_model_len: maximum number of tokens in a request, prompt and completion together.
         logprobs: function of the prompt ids and the truncated completion ids that returns one logprob per completion
             id; by default, each logprob is -0.5.
         policy_version: policy version of the completions. May be set at any time.
@@ -39,26 +39,18 @@ class ScriptedEngine:
         self.policy_version = policy_version
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-        """Return the scripted completion. Its `finish_reason` is `length` if the token limit truncated it.
-
-        Raises:
-            ContextLengthError: the prompt leaves no room for an answer.
-            UnsupportedParameterError: a parameter has no meaning for a script.
-            ModelError: the engine is closed, or a function returned no token or the wrong number of logprobs.
-        """
+        """Return the scripted completion. Its `finish_reason` is `length` if the token limit truncated it."""
         # Yield to the event loop as a real engine does; otherwise, concurrent calls would never interleave in tests.
         await asyncio.sleep(0)
         if self._closed:
             raise ModelError("the scripted engine is closed; requests must come before close()")
-        room = self.max_model_len - len(prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room "
-                "for an answer; shorten the prompt or raise max_model_len"
-            )
+        room = answer_room(len(prompt_ids), self.max_model_len)
         reject_unsupported(params, "the scripted engine")
         version = self.policy_version
-        token_ids, finish_reason = _truncate(tuple(self._answer(prompt_ids, params)), params, room)
+        script = tuple(self._answer(prompt_ids, params))
+        end = next((i + 1 for i, token in enumerate(script) if token in params.stop_token_ids), len(script))
+        limit = min(params.max_tokens, room)
+        token_ids = script[: min(end, limit)]
         if not token_ids:
             raise ModelError("the script returned no token; an engine always samples at least one")
         logprobs = (DEFAULT_LOGPROB,) * len(token_ids)
@@ -66,16 +58,8 @@ class ScriptedEngine:
             logprobs = tuple(self._logprobs(prompt_ids, token_ids))
         if len(logprobs) != len(token_ids):
             raise ModelError(f"the script returned {len(logprobs)} logprobs for {len(token_ids)} tokens")
-        return Completion(token_ids, logprobs, finish_reason, version)
+        return Completion(token_ids, logprobs, "stop" if end <= limit else "length", version)
 
     def close(self) -> None:
         """Make further requests raise `ModelError`."""
         self._closed = True
-
-
-def _truncate(ids: tuple[int, ...], params: SamplingParams, room: int) -> tuple[tuple[int, ...], FinishReason]:
-    """Return `ids` up to the first stop token or the token limit, and the finish reason."""
-    stops = set(params.stop_token_ids)
-    end = next((i + 1 for i, token in enumerate(ids) if token in stops), len(ids))
-    limit = min(params.max_tokens, room)
-    return (ids[:end], "stop") if end <= limit else (ids[:limit], "length")

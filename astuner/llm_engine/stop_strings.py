@@ -17,7 +17,7 @@ class StopStrings:
         tokenizer: a transformers tokenizer. Special tokens count as text.
 
     Attributes:
-        window: the number of tokens at the end of a completion that `ends` reads.
+        window: the number of tokens at a completion's end that `ends` reads.
     """
 
     def __init__(self, strings: Sequence[str], tokenizer: Any) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 ROWS_PER_BLOCK = 64
-"""Number of rows of a weight whose sum is a part of its checksum."""
+"""The number of rows whose sum is a part of a weight's checksum."""
 # A part in the dtype that it is rounded to fits into the cache of a core (2 MiB).
 _ELEMENTS_PER_PART = 2**19
 

@@ -6,14 +6,18 @@ import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from astuner.errors import InvalidRequestError, ModelError, WorkflowError, first_line
 from astuner.model_tuner.renderer_choice import RENDERER_FILE, TemplateText, choose_renderer
-from astuner.model_tuner.template_answers import TemplateAnswers, is_trained, without_empty_thinking
-from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS, TemplateBridge
+from astuner.model_tuner.template_trials import (
+    TEMPLATE_ERRORS,
+    TemplateAnswers,
+    TemplateBridge,
+    is_trained,
+    without_empty_thinking,
+)
 from astuner.model_tuner.tool_parsers import (
     END_OF_CALL,
     HARMONY,
@@ -21,7 +25,7 @@ from astuner.model_tuner.tool_parsers import (
     breaks_strict_schema,
     with_declared_types,
 )
-from astuner.schema import LlmCall
+from astuner.schema import LlmCall, Messages, Tools
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,19 +55,18 @@ class ParsedAnswer:
 
 
 class ChatCodec:
-    """Renders messages for a tokenizer, parses completions, and extends earlier calls without re-tokenising them."""
+    """Renders messages for a tokenizer, parses completions, and extends earlier calls without re-tokenising them.
+
+    Args:
+        tokenizer: a transformers tokenizer.
+        renderer: `auto`, the name of a renderer, or a mapping with `name` and the renderer's options.
+
+    Raises:
+        ConfigError: the renderer or one of its options is unknown.
+        ModelError: the tokenizer has no chat template, or lacks special tokens of the renderer.
+    """
 
     def __init__(self, tokenizer: Any, renderer: str | Mapping[str, Any] = "auto") -> None:
-        """Build the renderer.
-
-        Args:
-            tokenizer: a transformers tokenizer.
-            renderer: `auto`, the name of a renderer, or a mapping with `name` and the renderer's options.
-
-        Raises:
-            ConfigError: the renderer or one of its options is unknown.
-            ModelError: the tokenizer has no chat template, or lacks special tokens of the renderer.
-        """
         self.tokenizer = tokenizer
         self._chosen = choose_renderer(tokenizer, renderer)
         self._renderer = self._chosen.renderer
@@ -82,7 +85,7 @@ class ChatCodec:
         """Whether the renderer parses tool calls."""
         return self.renderer_name != "default" or self._renderer.config.tool_parser is not None
 
-    def with_known_roles(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    def with_known_roles(self, messages: Messages) -> Sequence[Mapping[str, Any]]:
         """Return normalised messages with roles that the chat template renders.
 
         Some templates leave out messages with the roles `developer` and `function`, without an error. They get
@@ -92,9 +95,7 @@ class ChatCodec:
         lost = {role: other for role, other in roles.items() if not self._renders(role)}
         return [{**m, "role": lost.get(m["role"], m["role"])} for m in messages] if lost else messages
 
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[int, ...]:
+    def render(self, messages: Messages, tools: Tools | None) -> tuple[int, ...]:
         """Return the prompt ids for an assistant turn after `messages`, which must be normalised.
 
         Raises:
@@ -106,11 +107,7 @@ class ChatCodec:
             raise _rejection(messages, error) from error
 
     def bridge(
-        self,
-        previous: LlmCall,
-        messages: Sequence[Mapping[str, Any]],
-        n_covered: int,
-        tools: Sequence[Mapping[str, Any]] | None,
+        self, previous: LlmCall, messages: Messages, n_covered: int, tools: Tools | None
     ) -> tuple[int, ...] | None:
         """Return the prompt ids that extend the tokens of `previous`, unchanged, by `messages[n_covered:]`.
 
@@ -147,20 +144,14 @@ class ChatCodec:
         return None if ends_within_calls else (*ids, *closing)
 
     def is_truncation_only_obstacle(
-        self,
-        previous: LlmCall,
-        messages: Sequence[Mapping[str, Any]],
-        n_covered: int,
-        tools: Sequence[Mapping[str, Any]] | None,
+        self, previous: LlmCall, messages: Messages, n_covered: int, tools: Tools | None
     ) -> bool:
         """Return whether `bridge`, with the same arguments, returns None only because `previous` was cut by length."""
         if not self._is_truncated(previous):
             return False
         return self._closing(messages, n_covered, tools) is not None
 
-    def message_at(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, position: int
-    ) -> int:
+    def message_at(self, messages: Messages, tools: Tools | None, position: int) -> int:
         """Return the index of the message to which the token at `position` in the rendered `messages` belongs."""
         if self.renderer_name != "default":
             rendered = self._renderer.render(
@@ -171,15 +162,17 @@ class ChatCodec:
         low, high = 0, len(messages) - 1
         while low < high:
             middle = (low + high) // 2
-            if self._rendered_length(messages[: middle + 1], tools) > position:
+            try:
+                length = len(self._render(messages[: middle + 1], tools, prompt=False))
+            except TEMPLATE_ERRORS:  # the template rejects this part of the conversation
+                length = 0
+            if length > position:
                 high = middle
             else:
                 low = middle + 1
         return low
 
-    def rendered_answer(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> str | None:
+    def rendered_answer(self, messages: Messages, tools: Tools | None) -> str | None:
         """Return the rendered text of the last message, an answer; None if it cannot be separated from the prompt."""
         try:
             prompt = self.decode(self._render(messages[:-1], tools, prompt=True))
@@ -208,12 +201,7 @@ class ChatCodec:
         """Return the text of token ids, special tokens included."""
         return str(self.tokenizer.decode(list(ids)))
 
-    def parse(
-        self,
-        completion_ids: Sequence[int],
-        prompt_ids: Sequence[int],
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> ParsedAnswer:
+    def parse(self, completion_ids: Sequence[int], prompt_ids: Sequence[int], tools: Tools | None) -> ParsedAnswer:
         """Return a parsed completion.
 
         Tool calls that are malformed, that are made without tools, or whose arguments do not match the schema of a tool
@@ -243,9 +231,7 @@ class ChatCodec:
         content = "\n".join(text for text in (parsed.content, *malformed) if text)
         return ParsedAnswer(content, tuple(calls), parsed.reasoning_content, tuple(malformed))
 
-    def transcript(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    def transcript(self, messages: Messages, tools: Tools | None) -> tuple[tuple[int, ...], tuple[bool, ...]]:
         """Return a finished conversation's token ids, and whether each token is trained (both of length N).
 
         Trained are the thinking, text, tool calls and end tokens of the answers whose `weight` is not 0. The
@@ -260,7 +246,9 @@ class ChatCodec:
 
         if self.renderer_name == "default":
             ends = [self.decode([token]) for token in self.stop_token_ids]
-            answers = TemplateAnswers(partial(self._text_of_turns, tools), ends)
+            answers = TemplateAnswers(
+                lambda turns, prompt: self._template_text.render(turns, tools, prompt=prompt), ends
+            )
             try:
                 ids, trained = answers.tokens(messages, self._encode, self.decode)
             except TEMPLATE_ERRORS as error:
@@ -291,10 +279,7 @@ class ChatCodec:
         return self._rendered_roles[role]
 
     def _bridge_by_renderer(
-        self,
-        previous: LlmCall,
-        new: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
+        self, previous: LlmCall, new: Sequence[Mapping[str, Any]], tools: Tools | None
     ) -> tuple[int, ...] | None:
         try:
             rendered = self._renderer.bridge_to_next_turn(
@@ -307,29 +292,15 @@ class ChatCodec:
             return None
         return None if rendered is None else tuple(rendered.token_ids)
 
-    def _closing(
-        self, messages: Sequence[Mapping[str, Any]], n_covered: int, tools: Sequence[Mapping[str, Any]] | None
-    ) -> tuple[int, ...] | None:
+    def _closing(self, messages: Messages, n_covered: int, tools: Tools | None) -> tuple[int, ...] | None:
         """Return what the template writes from the end token of the answer `messages[n_covered - 1]` on."""
         keep = self._chosen.keeps_thinking(messages[n_covered:])
         return self._template(tools).closing(messages, n_covered, self.stop_token_ids, keep_thinking=keep)
 
-    def _template(self, tools: Sequence[Mapping[str, Any]] | None) -> TemplateBridge:
-        return TemplateBridge(partial(self._render_turns, tools), self.decode)
+    def _template(self, tools: Tools | None) -> TemplateBridge:
+        return TemplateBridge(lambda messages, prompt: self._render(messages, tools, prompt=prompt), self.decode)
 
-    def _text_of_turns(
-        self, tools: Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]], prompt: bool
-    ) -> str:
-        return self._template_text.render(messages, tools, prompt=prompt)
-
-    def _render_turns(
-        self, tools: Sequence[Mapping[str, Any]] | None, messages: Sequence[Mapping[str, Any]], prompt: bool
-    ) -> list[int]:
-        return self._render(messages, tools, prompt=prompt)
-
-    def _render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool
-    ) -> list[int]:
+    def _render(self, messages: Messages, tools: Tools | None, *, prompt: bool) -> list[int]:
         if self.renderer_name == "default":
             return self._encode(self._template_text.render(messages, tools, prompt=prompt))
         ids = self._renderer.render_ids(
@@ -339,13 +310,6 @@ class ChatCodec:
 
     def _encode(self, text: str) -> list[int]:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def _rendered_length(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> int:
-        """Return the number of tokens in a conversation prefix; 0 if the template rejects the prefix."""
-        try:
-            return len(self._render(messages, tools, prompt=False))
-        except TEMPLATE_ERRORS:
-            return 0
 
     def _is_truncated(self, call: LlmCall) -> bool:
         return not call.completion_ids or call.completion_ids[-1] not in self.stop_token_ids
@@ -367,7 +331,7 @@ class ChatCodec:
 _SIMILAR_ROLES = {"developer": "system", "function": "tool"}
 
 
-def _rejection(messages: Sequence[Mapping[str, Any]], error: Exception) -> WorkflowError:
+def _rejection(messages: Messages, error: Exception) -> WorkflowError:
     roles = ", ".join(str(message["role"]) for message in messages[-12:])
     return WorkflowError(
         f"the chat template of the model rejects the messages (roles {'…, ' * (len(messages) > 12)}{roles}): "

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from astuner.context_tracker import encode_ids, shared_prefix_length
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.messages import message_digest
-from astuner.schema import Fork, ForkCause, LlmCall
+from astuner.schema import Fork, ForkCause, LlmCall, Messages, Tools
 
 _SYSTEM_ROLES = ("system", "developer")
 _SHOWN_TOKENS = 8
@@ -19,7 +18,7 @@ _SHOWN_TOKENS = 8
 class Conversation:
     """The normalised messages in a request, or in a call's request and answer, with a digest for each message."""
 
-    messages: Sequence[Mapping[str, Any]]
+    messages: Messages
     digests: Sequence[bytes]
 
     def answers(self, start: int = 0) -> list[int]:
@@ -29,12 +28,6 @@ class Conversation:
     def body_start(self) -> int:
         """Return the index of the first message after the system message (0 or 1)."""
         return int(self.messages[0]["role"] in _SYSTEM_ROLES)
-
-
-@dataclass(frozen=True, slots=True)
-class _IndexedCall:
-    call: LlmCall
-    conversation: Conversation
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +53,13 @@ class CallIndex:
 
     codec: ChatCodec
     # The latest call with a conversation prefix, by the digest of the prefix.
-    _by_prefix: dict[bytes, _IndexedCall] = field(default_factory=dict)
-    # The latest call that gave an answer, by the digests of the answer and of the message before it or the first one.
-    _by_answer: dict[tuple[bytes, bytes], _IndexedCall] = field(default_factory=dict)
+    _by_prefix: dict[bytes, tuple[LlmCall, Conversation]] = field(default_factory=dict)
+    # The latest call that gave an answer, by two digests: the answer's, and that of the message before it or the first.
+    _by_answer: dict[tuple[bytes, bytes], tuple[LlmCall, Conversation]] = field(default_factory=dict)
 
     def add(self, call: LlmCall, conversation: Conversation, chain: Sequence[bytes]) -> None:
         """Add a call; `chain` has a digest for each prefix of its conversation."""
-        indexed = _IndexedCall(call, conversation)
+        indexed = call, conversation
         self._by_prefix.update(dict.fromkeys(chain, indexed))
         self._by_answer.update(dict.fromkeys(_answer_keys(conversation, len(chain) - 1), indexed))
 
@@ -74,9 +67,7 @@ class CallIndex:
         """Return the length, in messages, of the longest prefix that a request shares with any call."""
         return next((length for length in range(len(chain), 0, -1) if chain[length - 1] in self._by_prefix), 0)
 
-    def find_divergence(
-        self, request: Conversation, chain: Sequence[bytes], tools: Sequence[Mapping[str, Any]] | None
-    ) -> Divergence | None:
+    def find_divergence(self, request: Conversation, chain: Sequence[bytes], tools: Tools | None) -> Divergence | None:
         """Return how a request that does not extend any call differs from the call that it continues.
 
         It continues the call with which it shares the longest prefix. If it shares no more than a system message, it
@@ -90,28 +81,23 @@ class CallIndex:
         if not answers:
             return None
         if shared > request.body_start():
-            earlier: _IndexedCall | None = self._by_prefix[chain[shared - 1]]
+            earlier: tuple[LlmCall, Conversation] | None = self._by_prefix[chain[shared - 1]]
         else:
             keys = (key for index in reversed(answers) for key in _answer_keys(request, index))
             earlier = next((self._by_answer[key] for key in keys if key in self._by_answer), None)
         if earlier is None:
             return None
-        previous = earlier.conversation
+        call, previous = earlier
         pairs = zip(request.digests, previous.digests, strict=False)
         difference = next((index for index, (new, old) in enumerate(pairs) if new != old), len(previous.digests))
         # New messages may follow the whole earlier conversation, but not an answer that the model never gave.
         if difference == len(previous.digests):
             difference = min(index for index in answers if index >= difference)
         cause = self._cause(request, previous, difference, answers[-1] + 1, tools)
-        return Divergence(cause, earlier.call, difference)
+        return Divergence(cause, call, difference)
 
     def _cause(
-        self,
-        request: Conversation,
-        previous: Conversation,
-        index: int,
-        history: int,
-        tools: Sequence[Mapping[str, Any]] | None,
+        self, request: Conversation, previous: Conversation, index: int, history: int, tools: Tools | None
     ) -> ForkCause:
         """Return why `request.messages[:history]` differs from the conversation `previous` from `index` on."""
         body, previous_body = request.body_start(), previous.body_start()
@@ -127,13 +113,7 @@ class CallIndex:
             return "retokenised_by_client"
         return "framework_edited_history"
 
-    def _is_reworded(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        previous: Conversation,
-        index: int,
-        tools: Sequence[Mapping[str, Any]] | None,
-    ) -> bool:
+    def _is_reworded(self, messages: Messages, previous: Conversation, index: int, tools: Tools | None) -> bool:
         """Return whether the last of `messages` is the answer `previous.messages[index]` in another form."""
         new, old = messages[-1], previous.messages[index]
         if not new["role"] == old["role"] == "assistant":
@@ -145,7 +125,7 @@ class CallIndex:
         source = next((self._by_answer[key] for key in _answer_keys(previous, index) if key in self._by_answer), None)
         if source is None:
             return False
-        completion = _without_whitespace(self.codec.completion_text(source.call))
+        completion = _without_whitespace(self.codec.completion_text(source[0]))
         if not new.get("tool_calls") and _without_whitespace(new["content"]) == completion:
             return True
         rendered = _without_whitespace(self.codec.rendered_answer(messages, tools) or "")

@@ -7,23 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx
 
 from astuner.errors import EpisodeError
-from astuner.model_tuner.agent_model import AgentModel
-from astuner.model_tuner.answers import ChatAnswer
-from astuner.model_tuner.faces import ApiConnection
+from astuner.model_tuner.framework_adapters import AgentModel, ApiConnection
 from astuner.model_tuner.http_api.api_errors import ApiError, to_api_error
 from astuner.model_tuner.http_api.dialects import DIALECTS, Dialect, from_json, to_event, to_json
 from astuner.model_tuner.tuner import ModelTuner
-
-T = TypeVar("T")
 
 # The address that clients show; no request is sent to it.
 _BASE_URL = "http://in-process.invalid/v1"
@@ -33,7 +28,6 @@ class AsyncInProcessTransport(httpx.AsyncBaseTransport):
     """Answers an `httpx.AsyncClient`'s requests with one agent's model."""
 
     def __init__(self, model: AgentModel) -> None:
-        """Answer with this model."""
         self._model = model
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -50,13 +44,19 @@ class InProcessTransport(httpx.BaseTransport):
     """Answers an `httpx.Client`'s requests with one agent's model; the thread waits."""
 
     def __init__(self, model: AgentModel) -> None:
-        """Answer with this model."""
         self._asynchronous = AsyncInProcessTransport(model)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request (see `AsyncInProcessTransport`)."""
         request.read()
-        return _run(self._asynchronous.handle_async_request(request))
+        response = self._asynchronous.handle_async_request(request)
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(response)
+        # A second loop cannot run in this thread.
+        with ThreadPoolExecutor(1) as executor:
+            return executor.submit(contextvars.copy_context().run, asyncio.run, response).result()
 
 
 def connect(model: AgentModel) -> ApiConnection:
@@ -108,17 +108,17 @@ async def _answer(model: AgentModel, dialect: Dialect, body: bytes) -> httpx.Res
     if not request.stream:
         return _json_response(200, dialect.body(answers, request, name, tuner.decode_token))
     events = [to_event(kind, data) for kind, data in dialect.events(answers, request, name, tuner.decode_token)]
-    stream = _EventStream([*events, dialect.end], partial(_mark_cut, tuner, answers))
+
+    def mark_cut() -> None:
+        for each in answers:
+            tuner.mark_cut(each.call)
+
+    stream = _EventStream([*events, dialect.end], mark_cut)
     return httpx.Response(200, headers={"content-type": "text/event-stream; charset=utf-8"}, stream=stream)
 
 
 def _model_names(tuner: ModelTuner) -> tuple[str, ...]:
     return (*tuner.names_of_trained_model, *tuner.forwarded_models)
-
-
-def _mark_cut(tuner: ModelTuner, answers: Sequence[ChatAnswer]) -> None:
-    for answer in answers:
-        tuner.mark_cut(answer.call)
 
 
 def _error_response(dialect: Dialect, error: ApiError) -> httpx.Response:
@@ -159,14 +159,3 @@ class _EventStream(httpx.AsyncByteStream, httpx.SyncByteStream):
 
     async def aclose(self) -> None:
         self.close()
-
-
-def _run(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine while this thread waits."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    # A second loop cannot run in this thread.
-    with ThreadPoolExecutor(1) as executor:
-        return executor.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astuner.errors import WorkflowError, short_repr
-from astuner.schema import Message
+from astuner.schema import Message, Messages, Tools
 
 _ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 _ROLES_OF_OTHERS = {
@@ -22,7 +23,7 @@ _SIMILAR_ROLES = {role: role for role in _ROLES} | {
 }
 
 
-def normalise(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def normalise(messages: Messages) -> list[dict[str, Any]]:
     """Return the messages with text content and OpenAI-style tool calls.
 
     Content may be a string, None, or a list of parts: `{"type": "text", "text": …}`, or DashScope's `{"text": …}`. The
@@ -37,7 +38,7 @@ def normalise(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_normalise_message(message, index) for index, message in enumerate(messages)]
 
 
-def digests(messages: Sequence[Mapping[str, Any]], known: Sequence[bytes] = ()) -> list[bytes]:
+def digests(messages: Messages, known: Sequence[bytes] = ()) -> list[bytes]:
     """Return a digest for each message in a conversation (see `message_digest`).
 
     A tool message is identified by the index of the tool call that it answers, not by the id, which frameworks choose.
@@ -56,22 +57,25 @@ def digests(messages: Sequence[Mapping[str, Any]], known: Sequence[bytes] = ()) 
 
 
 def message_digest(message: Mapping[str, Any], answered_call: int | None = None) -> bytes:
-    """Return a digest of a normalised message: role, name, text, tool calls and index of the answered tool call.
+    """Return a normalised message's digest, over its role, name, text, tool calls and the answered tool call's index.
 
     The ids of tool calls are left out, because frameworks invent their own, and so is reasoning, which many drop. The
     name of an assistant message is left out, because the model gives none, and frameworks add the agent's name.
     """
-    calls = [
-        (call["function"]["name"], _canonical_arguments(call["function"]["arguments"]))
-        for call in message.get("tool_calls", ())
-    ]
+    calls = []
+    for call in message.get("tool_calls", ()):
+        arguments = call["function"]["arguments"]
+        with contextlib.suppress(ValueError):
+            # Frameworks in JavaScript write 2.0 as 2, and round integers of more than 53 bits.
+            arguments = json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
+        calls.append((call["function"]["name"], arguments))
     # Only some frameworks repeat the tool's name in its result.
     name = None if message["role"] in ("tool", "assistant") else message.get("name")
     text = json.dumps([message["role"], name, message["content"], calls, answered_call], ensure_ascii=True)
     return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
-def has_same_reasoning(messages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]) -> bool:
+def has_same_reasoning(messages: Messages, earlier: Messages) -> bool:
     """Return whether each message has the reasoning that the same message has in `earlier`, or none."""
     return all(
         not new.get("reasoning_content") or new["reasoning_content"] == old.get("reasoning_content")
@@ -79,14 +83,14 @@ def has_same_reasoning(messages: Sequence[Mapping[str, Any]], earlier: Sequence[
     )
 
 
-def tools_hash(tools: Sequence[Mapping[str, Any]] | None) -> str:
+def tools_hash(tools: Tools | None) -> str:
     """Return a short hash that identifies a list of tools; "" for no tools."""
     if not tools:
         return ""
     return hashlib.blake2b(json.dumps(tools, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
 
 
-def shown_tools(tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]] | None:
+def shown_tools(tools: Tools | None) -> Sequence[Mapping[str, Any]] | None:
     """Return tool definitions as the model sees them: without `strict`, which tells the server to check arguments."""
     if not any("strict" in (tool.get("function") or {}) for tool in tools or ()):
         return tools
@@ -96,9 +100,7 @@ def shown_tools(tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[s
     ]
 
 
-def with_reasoning(
-    messages: Sequence[Mapping[str, Any]], earlier: Sequence[Mapping[str, Any]]
-) -> list[Mapping[str, Any]]:
+def with_reasoning(messages: Messages, earlier: Messages) -> list[Mapping[str, Any]]:
     """Return `messages`, which start with the messages of `earlier`, with missing reasoning copied from `earlier`."""
     result = list(messages)
     for index, (new, old) in enumerate(zip(messages, earlier, strict=False)):
@@ -138,18 +140,18 @@ def _text(content: object, index: int) -> str:
         return ""
     if isinstance(content, str):
         return content
-    if isinstance(content, Sequence):
-        return "".join(_part_text(part, index) for part in content)
-    raise WorkflowError(f"message {index}: content must be text or a list of parts, got {short_repr(content)}")
-
-
-def _part_text(part: object, index: int) -> str:
-    if isinstance(part, str):
-        return part
-    if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
-        return str(part["text"])
-    kind = part.get("type", sorted(part)) if isinstance(part, Mapping) else type(part).__name__
-    raise WorkflowError(f"message {index} has a part of type {kind!r}; only text parts are supported")
+    if not isinstance(content, Sequence):
+        raise WorkflowError(f"message {index}: content must be text or a list of parts, got {short_repr(content)}")
+    texts = []
+    for part in content:
+        if isinstance(part, Mapping) and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+            texts.append(str(part["text"]))
+        elif isinstance(part, str):
+            texts.append(part)
+        else:
+            kind = part.get("type", sorted(part)) if isinstance(part, Mapping) else type(part).__name__
+            raise WorkflowError(f"message {index} has a part of type {kind!r}; only text parts are supported")
+    return "".join(texts)
 
 
 def _normalise_tool_call(call: object, index: int) -> dict[str, Any]:
@@ -165,11 +167,3 @@ def _normalise_tool_call(call: object, index: int) -> dict[str, Any]:
         "type": "function",
         "function": {"name": function["name"], "arguments": arguments},
     }
-
-
-def _canonical_arguments(arguments: str) -> str:
-    try:
-        # Frameworks in JavaScript write 2.0 as 2, and round integers of more than 53 bits.
-        return json.dumps(json.loads(arguments, parse_int=float), sort_keys=True)
-    except ValueError:
-        return arguments

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -18,31 +18,29 @@ from astuner.errors import (
     UnsupportedParameterError,
     WorkflowError,
 )
-from astuner.model_tuner.agent_model import AgentModel
 from astuner.model_tuner.answers import ChatAnswer
-from astuner.model_tuner.endpoint import OpenAiEndpoint
-from astuner.model_tuner.faces import ApiConnection, ModelFaces
+from astuner.model_tuner.framework_adapters import AgentModel, ApiConnection, FrameworkAdapters, OpenAiEndpoint
 from astuner.model_tuner.targets import DEFAULT_TARGET, DebugModel
 from astuner.run_record.jsonable import decode, to_jsonable
+from astuner.schema import Messages, Tools
 
 CHAT_PATH = "/astuner/chat"
 """The path, after the base URL, that answers with an encoded `ChatAnswer`."""
 KEY_PATH = "/astuner/key"
-"""The path, after the base URL, that returns the key of another agent of the same episode."""
+"""The path, after the base URL, that returns the key for another agent of the same episode."""
 
 # Seconds to wait before a retry if the gateway has too many calls in progress.
 _RETRY_SECONDS = 1.0
 _CONNECT_SECONDS = 30.0
 
 
-class RemoteModelTuner(ModelFaces):
+class RemoteModelTuner(FrameworkAdapters):
     """A `ModelTuner` outside its episode's process. Every call goes through the episode's gateway.
 
     `ModelTuner` is unpickled as this class. The record and the limits are those of the episode.
     """
 
     def __init__(self, base_url: str, api_key: str, model_name: str = "astuner") -> None:
-        """Use the endpoint of an episode."""
         self.model_name = model_name
         self._endpoint = OpenAiEndpoint(base_url, api_key)
         self._keys: dict[tuple[str, str], str] = {}
@@ -83,9 +81,9 @@ class RemoteModelTuner(ModelFaces):
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         agent_name: str = "",
         target_tag: str = DEFAULT_TARGET,
         debug_model: DebugModel | None = None,

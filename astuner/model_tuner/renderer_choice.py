@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from astuner.errors import ConfigError, ModelError, did_you_mean
-from astuner.model_tuner.template_bridge import TEMPLATE_ERRORS
+from astuner.errors import ConfigError, ModelError, did_you_mean, field_problems
+from astuner.model_tuner.template_trials import TEMPLATE_ERRORS
 from astuner.model_tuner.tool_parsers import HARMONY, TOOL_PARSER_NAMES, register_parsers, tool_format_of
+from astuner.schema import Messages, Tools
 
 RENDERER_FILE = "astuner_renderer.json"
 _RETENTIONS = ("tool_cycle", "all")
@@ -33,13 +34,13 @@ class ChosenRenderer:
     renderer: Any
     thinking_retention: str | None = None
 
-    def keeps_thinking(self, new_messages: Sequence[Mapping[str, Any]]) -> bool:
+    def keeps_thinking(self, new_messages: Messages) -> bool:
         """Return whether earlier thinking is kept although the template drops it, before these messages."""
         if self.thinking_retention == "tool_cycle":
             return all(message["role"] != "user" for message in new_messages)
         return self.thinking_retention == "all"
 
-    def drops_kept_thinking(self, new_messages: Sequence[Mapping[str, Any]]) -> bool:
+    def drops_kept_thinking(self, new_messages: Messages) -> bool:
         """Return whether these messages end the cycle of tool calls for which earlier thinking was kept."""
         return self.thinking_retention == "tool_cycle" and not self.keeps_thinking(new_messages)
 
@@ -103,9 +104,7 @@ def _renderer_config(options: Mapping[str, Any], choice: str | Mapping[str, Any]
     try:
         return type(template)(**options)
     except (ValueError, TypeError) as error:
-        reason = str(error)
-        if isinstance(error, ValidationError):
-            reason = "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors())
+        reason = "; ".join(field_problems(error)) if isinstance(error, ValidationError) else str(error)
         raise ConfigError(f"model.renderer {choice!r} cannot be used: {reason}") from error
 
 
@@ -159,9 +158,7 @@ class TemplateText:
     tokenizer: Any
     config: Any
 
-    def render(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, *, prompt: bool
-    ) -> str:
+    def render(self, messages: Messages, tools: Tools | None, *, prompt: bool) -> str:
         """Return the text of normalised messages; with `prompt`, it ends with the prompt for an answer.
 
         Raises:
@@ -171,9 +168,7 @@ class TemplateText:
             messages = [_with_parsed_arguments(message) for message in messages]
         return self._apply(messages, tools, prompt)
 
-    def _apply(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None, prompt: bool
-    ) -> str:
+    def _apply(self, messages: Messages, tools: Tools | None, prompt: bool) -> str:
         options = {**(self.config.model_extra or {}), "add_generation_prompt": prompt, "tokenize": False}
         if tools:
             options["tools"] = list(tools)

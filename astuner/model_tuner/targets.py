@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from astuner.errors import WorkflowError, did_you_mean
-from astuner.model_tuner.agent_names import AUTO_AGENT, agent_by_hash, agent_by_text
 from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.model_tuner.messages import normalise
-from astuner.schema import FinishReason
+from astuner.schema import FinishReason, Messages, Tools
 
+AUTO_AGENT = "auto"
+"""The agent name with which `ModelTuner.chat` takes the name from the messages."""
+_HASHED_CHARACTERS = 200
+_NUMBER = re.compile(r"\d+")
 DEFAULT_TARGET = "default"
 _DEFAULT_TAG_HINT = " (the default tag; to set another, use for_agent(name, target_tag=…))"
 
@@ -37,7 +42,6 @@ class FrozenModel:
     Attributes:
         model: the name of the model at the endpoint; `policy` or `starting_model` without an endpoint.
         base_url: an OpenAI-compatible endpoint; None for the model in training, or a copy of its starting weights.
-        api_key: the API key of the endpoint.
         setting: the configuration key that names the model, for messages; "" for rollout.frozen_models.
     """
 
@@ -62,7 +66,7 @@ class Targets:
     frozen: Mapping[str, FrozenModel] = field(default_factory=dict)
     agents: Mapping[str, str] = field(default_factory=dict)
 
-    def agent_of(self, messages: Sequence[Mapping[str, Any]], agent_name: str, target_tag: str) -> tuple[str, str]:
+    def agent_of(self, messages: Messages, agent_name: str, target_tag: str) -> tuple[str, str]:
         """Return the name and the target of the agent that made a call.
 
         With the name `AUTO_AGENT`, the agent is identified by its messages. The name of an agent in `agents` is then
@@ -74,9 +78,9 @@ class Targets:
         if agent_name != AUTO_AGENT:
             return agent_name, target_tag
         conversation = normalise(messages)
-        agent = agent_by_text(conversation, self.agents)
+        agent = _agent_by_text(conversation, self.agents)
         if agent is None:
-            return agent_by_hash(conversation), target_tag
+            return _agent_by_hash(conversation), target_tag
         return agent, agent if target_tag == DEFAULT_TARGET else target_tag
 
     def trains(self, tag: str) -> bool:
@@ -92,7 +96,6 @@ class Targets:
         """Return the model that answers for a target that is not trained.
 
         Args:
-            tag: the target.
             debug_model: takes precedence over the configuration.
 
         Raises:
@@ -111,16 +114,11 @@ class Targets:
 
 
 async def call_endpoint(
-    model: FrozenModel,
-    tag: str,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-    parameters: Mapping[str, Any],
+    model: FrozenModel, tag: str, messages: Messages, tools: Tools | None, parameters: Mapping[str, Any]
 ) -> ExternalAnswer:
     """Return the answer of an OpenAI-compatible endpoint.
 
     Args:
-        model: the endpoint and the model.
         tag: the target, for error messages.
         messages: the conversation, normalised.
         tools: OpenAI tool definitions.
@@ -170,10 +168,7 @@ async def call_endpoint(
 
 
 async def call_debug_model(
-    model: DebugModel,
-    messages: Sequence[Mapping[str, Any]],
-    tools: Sequence[Mapping[str, Any]] | None,
-    parameters: Mapping[str, Any],
+    model: DebugModel, messages: Messages, tools: Tools | None, parameters: Mapping[str, Any]
 ) -> ExternalAnswer:
     """Return the answer from an AgentScope chat model, which receives the request's parameters.
 
@@ -199,3 +194,35 @@ async def call_debug_model(
         reasoning="".join(block["thinking"] for block in blocks["thinking"]) or None,
     )
     return ExternalAnswer(answered)
+
+
+def _agent_by_text(messages: Messages, texts: Mapping[str, str]) -> str | None:
+    """Return the agent whose text is in the last user message or, if there is none, in the system prompt.
+
+    None if no text is in the normalised messages. A program often asks for a summary with a user message after the
+    system prompt of its main agent.
+    """
+    asked = [message for message in messages if message.get("role") == "user"][-1:]
+    for part in (asked, _system_messages(messages)):
+        whole = "\n".join(message["content"] or "" for message in part)
+        for agent, text in texts.items():
+            if text in whole:
+                return agent
+    return None
+
+
+def _agent_by_hash(messages: Messages) -> str:
+    """Return `agent-HASH`, with a hash of the system prompt's beginning; `agent` if there is no system prompt.
+
+    The hash is of the first line, up to 200 characters and without numbers. What follows often contains the date, the
+    working folder or a list of files, which differ between episodes.
+    """
+    prompt = "\n".join(message["content"] or "" for message in _system_messages(messages)).strip()
+    if not prompt:
+        return "agent"
+    start = _NUMBER.sub("", prompt.splitlines()[0][:_HASHED_CHARACTERS])
+    return f"agent-{hashlib.blake2b(start.encode(errors='replace'), digest_size=4).hexdigest()}"
+
+
+def _system_messages(messages: Messages) -> list[Mapping[str, Any]]:
+    return [message for message in messages if message.get("role") in ("system", "developer")]

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from astuner.schema import Tools
+
 HARMONY = "gpt-oss"
-"""The format of gpt-oss, in which thinking, text and tool calls are messages of different channels."""
+"""The format of gpt-oss, in which thinking, text and tool calls are messages in different channels."""
 END_OF_CALL = "<|call|>"
 """The token with which the harmony format ends a tool call, and thereby the answer."""
 
@@ -307,16 +309,14 @@ class TextToolParser:
             calls = []
         if not calls or not all(isinstance(call.arguments, dict) for call in calls):
             return [ParsedToolCall(raw=block[0], status=ToolCallParseStatus.MALFORMED_STRUCTURE)]
-        # The text of the block is that of its first call, so that it is repeated once if no tools are offered.
+        # The block's text is that of its first call, so that it is repeated once if no tools are offered.
         return [
             ParsedToolCall(raw="" if index else block[0], name=call.name, arguments=call.arguments, id=call.id)
             for index, call in enumerate(calls)
         ]
 
 
-def with_declared_types(
-    name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None
-) -> dict[str, Any]:
+def with_declared_types(name: str, arguments: Mapping[str, Any], tools: Tools | None) -> dict[str, Any]:
     """Return the arguments of a call; `UntypedText` gets the type that the tool's schema declares for it."""
     functions = [tool.get("function", tool) for tool in tools or ()]
     schema = next((function.get("parameters") for function in functions if function.get("name") == name), None) or {}
@@ -327,7 +327,7 @@ def with_declared_types(
     }
 
 
-def breaks_strict_schema(name: str, arguments: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> bool:
+def breaks_strict_schema(name: str, arguments: Mapping[str, Any], tools: Tools | None) -> bool:
     """Return whether a tool with `strict: true` declares a schema that the arguments of a call do not match."""
     functions = [tool.get("function", tool) for tool in tools or ()]
     strict = next((function for function in functions if function.get("name") == name and function.get("strict")), None)

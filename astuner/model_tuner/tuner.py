@@ -19,15 +19,11 @@ from astuner.errors import (
     UnsupportedParameterError,
 )
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner.agent_model import AgentModel
 from astuner.model_tuner.anomaly_checks import CheckedAnswer, find_anomaly
-from astuner.model_tuner.answers import ChatAnswer, as_message, cut_at_stop, gather_answers
-from astuner.model_tuner.call_settings import CallSettings
-from astuner.model_tuner.chat_options import ChatOptions
+from astuner.model_tuner.answers import AnswerForms, ChatAnswer, as_message, check_enforced, cut_at_stop, gather_answers
+from astuner.model_tuner.chat_options import CallSettings, ChatOptions
 from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
-from astuner.model_tuner.constraints import AnswerForms, check_enforced
-from astuner.model_tuner.endpoint import EndpointOpener
-from astuner.model_tuner.faces import ModelFaces
+from astuner.model_tuner.framework_adapters import AgentModel, FrameworkAdapters
 from astuner.model_tuner.history import History, HistoryEdit, OpenCall, Prompt, RawPrompt
 from astuner.model_tuner.messages import normalise, shown_tools, tools_hash
 from astuner.model_tuner.targets import (
@@ -39,18 +35,29 @@ from astuner.model_tuner.targets import (
     call_debug_model,
     call_endpoint,
 )
-from astuner.schema import Anomaly, Completion, LlmCall, SamplingParams
+from astuner.schema import Anomaly, Completion, LlmCall, Messages, SamplingParams, Tools
 from astuner.system.clock import timestamp
 
 if TYPE_CHECKING:
+    from astuner.gateway import Gateway
     from astuner.model_tuner.remote import RemoteModelTuner
 
 
-class ModelTuner(ModelFaces):
+class ModelTuner(FrameworkAdapters):
     """The model in training, for one episode; pass it to an agent as its model.
 
     AgentScope agents accept it directly (`ReActAgent(model=model_tuner, …)`). Methods such as `as_langchain_chat_model`
     return it for other frameworks, and other code calls `chat`. Every call is recorded token-exactly in `calls`.
+
+    Args:
+        engine: samples tokens.
+        codec: converts messages to ids and back.
+        settings: sampling parameters and lengths.
+        episode_id: recorded with each call.
+        seed: makes the sampling of the episode reproducible.
+        targets: the agents of the workflow that are trained; None for all.
+        on_call: called with each finished call.
+        endpoints: serves the model over HTTP; None if it is not served.
     """
 
     def __init__(
@@ -63,20 +70,8 @@ class ModelTuner(ModelFaces):
         seed: int = 0,
         targets: Targets | None = None,
         on_call: Callable[[LlmCall], None] | None = None,
-        endpoints: EndpointOpener | None = None,
+        endpoints: Gateway | None = None,
     ) -> None:
-        """Bind the tuner to one episode.
-
-        Args:
-            engine: samples tokens.
-            codec: converts messages to ids and back.
-            settings: sampling parameters and lengths.
-            episode_id: recorded with each call.
-            seed: makes the sampling of the episode reproducible.
-            targets: the agents of the workflow that are trained; None for all.
-            on_call: called with each finished call.
-            endpoints: serves the model over HTTP; None if it is not served.
-        """
         self.model_name = "astuner"
         self.anomaly: Anomaly | None = None
         self.call_limit_error: CallLimitError | None = None
@@ -135,9 +130,7 @@ class ModelTuner(ModelFaces):
         """Return the text of a token."""
         return self._codec.decode([token])
 
-    def count_prompt_tokens(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None
-    ) -> int:
+    def count_prompt_tokens(self, messages: Messages, tools: Tools | None) -> int:
         """Return the number of tokens in a request's prompt. For the errors, see `chat`."""
         shown = None if self._settings.disable_tools else shown_tools(tools)
         return len(self._history.prompt(normalise(messages), shown, tools_hash(shown)).token_ids)
@@ -156,9 +149,9 @@ class ModelTuner(ModelFaces):
 
     async def chat(
         self,
-        messages: Sequence[Mapping[str, Any]],
+        messages: Messages,
         *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
+        tools: Tools | None = None,
         agent_name: str = "",
         target_tag: str = DEFAULT_TARGET,
         debug_model: DebugModel | None = None,
@@ -223,8 +216,8 @@ class ModelTuner(ModelFaces):
 
     async def _sample(
         self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
+        messages: Messages,
+        tools: Tools | None,
         options: ChatOptions,
         call_fields: Mapping[str, Any],
         edit: HistoryEdit | None,
@@ -266,7 +259,7 @@ class ModelTuner(ModelFaces):
         prompt: Prompt,
         params: SamplingParams,
         completion: Completion,
-        callable_tools: Sequence[Mapping[str, Any]] | None,
+        callable_tools: Tools | None,
         call_fields: Mapping[str, Any],
     ) -> ChatAnswer:
         cut = cut_at_stop(completion, params, self._codec.stop_token_ids, self._codec.tokenizer)
@@ -281,8 +274,8 @@ class ModelTuner(ModelFaces):
     async def _ask_external(
         self,
         model: FrozenModel | DebugModel,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None,
+        messages: Messages,
+        tools: Tools | None,
         options: ChatOptions,
         call_fields: Mapping[str, Any],
     ) -> ChatAnswer:
@@ -347,9 +340,7 @@ class ModelTuner(ModelFaces):
             await asyncio.Event().wait()
         raise EpisodeStopped(str(self.call_limit_error))
 
-    def _sampling(
-        self, prompt: Prompt, options: ChatOptions, tools: Sequence[Mapping[str, Any]] | None, *, trained: bool
-    ) -> SamplingParams:
+    def _sampling(self, prompt: Prompt, options: ChatOptions, tools: Tools | None, *, trained: bool) -> SamplingParams:
         """Return the sampling parameters of a call, without its seed."""
         settings = self._settings
         distribution, replaced = settings.distribution(options, trained=trained)
@@ -366,7 +357,6 @@ class ModelTuner(ModelFaces):
         )
 
     def _call_seed(self, options: ChatOptions, index: int, prompt_ids: Sequence[int]) -> int:
-        """Return the seed for answer `index` to a request with this prompt."""
         prompt = (hash(tuple(prompt_ids)),) if self._settings.seeds_by_prompt else ()
         with self._lock:
             self._calls_by_prompt[prompt] += 1
@@ -392,6 +382,6 @@ class ModelTuner(ModelFaces):
             raise AgentMadness(str(self.anomaly))
 
 
-# How often a workflow may catch the error of the call limit, for example once in each of its agents.
+# How often a workflow may catch the call limit's error, for example once in each of its agents.
 _MAX_CALL_LIMIT_ERRORS = 3
 _MAX_SEED = 2**63 - 1

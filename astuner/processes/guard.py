@@ -69,8 +69,6 @@ def main() -> int:
 
 
 class _Pipe:
-    """The pipe from the launcher."""
-
     def __init__(self, fd: int, launcher: int) -> None:
         self._fd = fd
         self._launcher = launcher

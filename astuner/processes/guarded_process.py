@@ -1,4 +1,4 @@
-"""A child process that does not outlive this process, however this process ends."""
+"""A child process that does not outlive this process, however this process ends; and its redacted log."""
 
 from __future__ import annotations
 
@@ -8,19 +8,27 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TextIO
 
-import astuner
 from astuner.errors import ServiceError
 from astuner.processes.guard import DETACH, end_group
+from astuner.run_record.files import write_errors
+from astuner.system.paths import python_path
+from astuner.system.redaction import StreamRedactor, current_redactor, redact
+from astuner.system.redaction.output import RedactingStream
 
 GRACE_SECONDS = 5.0
 """Default time between SIGTERM and SIGKILL."""
 _GUARD_SECONDS = 15.0
 _GUARD = (sys.executable, "-P", "-m", "astuner.processes.guard")
+_TAIL_LINES = 20
+_BUFFERED_LINES = 10_000
+_MAX_LINE_BYTES = 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +57,15 @@ class GuardedProcess:
         temp_dir: TempDir | None = None,
         grace: float = GRACE_SECONDS,
     ) -> None:
-        """Start the process.
+        """Start the process, with its output in a file or the pipe `self.output`; ServiceError: that is impossible.
 
-        Args:
-            argv: command line.
-            cwd: working directory.
-            env: environment variables.
-            output: file for stdout and stderr; None for the pipe `self.output`.
-            temp_dir: folder to create for its temporary files.
-            grace: seconds between SIGTERM and SIGKILL.
-
-        Raises:
-            ServiceError: the process cannot be started.
+        `grace` are the seconds between SIGTERM and SIGKILL.
         """
         self._grace = grace
         # The guard must import the astuner of this process, even if it is not installed.
-        package = str(Path(astuner.__file__).parents[1])
-        python_path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
         self._guard = subprocess.Popen(
             _GUARD,
-            env={**os.environ, "PYTHONPATH": python_path},
+            env={**os.environ, "PYTHONPATH": python_path()},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if output is None else output,
             stderr=subprocess.PIPE,
@@ -140,3 +137,77 @@ class GuardedProcess:
         self._guard.stdin.close()
         self._guard.stderr.close()
         atexit.register(self._guard.poll)  # prevents Python's ResourceWarning for a running child
+
+
+class ProcessLog:
+    """The log of one process across its restarts.
+
+    Services start before the run record exists, because tasks may come from a service. Until `open`, the last 10,000
+    lines are buffered.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._buffer: deque[str] = deque(maxlen=_BUFFERED_LINES)
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._file: TextIO | None = None
+        self._stream: RedactingStream | None = None
+
+    def follow(self, output: IO[bytes]) -> threading.Thread:
+        """Log every line of `output`, in a thread that ends with it."""
+        thread = threading.Thread(target=self._copy, args=(output,), name=f"log of {self._name}", daemon=True)
+        thread.start()
+        return thread
+
+    def _copy(self, output: IO[bytes]) -> None:
+        redactor = StreamRedactor(current_redactor)  # a private key has several lines
+        with output:
+            while raw := output.readline(_MAX_LINE_BYTES):
+                self._add(redactor.feed(raw.decode(errors="replace").rstrip("\r\n") + "\n"))
+        self._add(redactor.finish())
+
+    def _add(self, text: str) -> None:
+        with self._lock:
+            for line in text.split("\n")[:-1]:
+                self._tail.append(line)
+                if self._stream is None:
+                    self._buffer.append(line)
+                else:
+                    self._stream.write(line + "\n")
+
+    def open(self, folder: Path) -> Path:
+        """Write the buffered and all further lines to `services/{name}.log` in the run's folder; return the file."""
+        path = folder / "services" / f"{self._name}.log"
+        with write_errors(path):
+            path.parent.mkdir(exist_ok=True)
+            file = path.open("a", encoding="utf-8")
+        with self._lock:
+            self._file, self._stream = file, RedactingStream(file)
+            while self._buffer:
+                self._stream.write(self._buffer.popleft() + "\n")
+        return path
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+            self._file = self._stream = None
+
+    def has(self, text: str) -> bool:
+        """Return whether one of the last lines contains a text."""
+        with self._lock:
+            return not text or any(text in line for line in self._tail)
+
+    def tail(self) -> str:
+        """Return the last lines, for an error message."""
+        with self._lock:
+            return last_lines(list(self._tail))
+
+
+def last_lines(lines: Sequence[str]) -> str:
+    """Return the last 20 lines without secrets, for an error message."""
+    if not lines:
+        return "it printed nothing"
+    return redact("its last lines:\n" + "\n".join(f"    {line}" for line in lines[-_TAIL_LINES:]))

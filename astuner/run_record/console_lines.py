@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from loguru import logger
 
-from astuner.run_record.intervals import success_interval
-from astuner.run_record.metrics import MetricsRow
+from astuner.errors import counted
+from astuner.run_record.metrics import MetricLogger, MetricsRow, success_interval
 from astuner.system.clock import duration_text
 
 FILE_ONLY = {"file_only": True}
@@ -19,7 +19,7 @@ _DETAILS = (
     "reward/mean", "success/rate", "val/reward", "val/success_rate", "val/loss", "loss/policy", "loss/kl", "loss/sft",
     "entropy", "grad_norm", "lr", "time/step",
 )  # fmt: skip
-# The success rate of a validation by reader of a mixture.
+# A validation's success rate by mixture reader.
 _BY_SOURCE = "val/success_rate/"
 _ALWAYS_PRINTED = ("reward/", "val/", "episodes/")
 _MIN_SECONDS_BETWEEN_LINES = 10.0
@@ -27,7 +27,7 @@ _FORKS = "forks/"
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-class ConsoleLogger:
+class ConsoleLogger(MetricLogger):
     """Logs one line of 80 columns per step and per validation to the console, and the details to run.log.
 
     Fast steps without episodes and validation are logged every 10 s only.
@@ -54,7 +54,12 @@ class ConsoleLogger:
         if is_frequent and not any(name.startswith(_ALWAYS_PRINTED) for name in metrics):
             return
         self._last_line = now
-        logger.info("{}", self._line(step, metrics, now))
+        parts = [f"step {step}" if self._total is None else f"step {step}/{self._total}"]
+        if any(name.startswith("val/") for name in metrics):
+            parts += ["validation", *_validation_parts(metrics)]
+        else:
+            parts += self._training_parts(step, metrics, now)
+        logger.info("{}", "  ".join(parts))
         if sources := {name: rate for name, rate in metrics.items() if name.startswith(_BY_SOURCE)}:
             rates = (f"{name.removeprefix(_BY_SOURCE)} {rate:.0%}" for name, rate in sources.items())
             logger.info("  success by source: {}", ", ".join(rates))
@@ -71,17 +76,6 @@ class ConsoleLogger:
         """Continue the curve of the rewards. Lines that were printed cannot be removed."""
         rewards = (row.metrics.get("reward/mean") for row in rows)
         self._rewards = [reward for reward in rewards if reward is not None]
-
-    def close(self) -> None:
-        """Do nothing: every line is printed immediately."""
-
-    def _line(self, step: int, metrics: Mapping[str, float], now: float) -> str:
-        parts = [f"step {step}" if self._total is None else f"step {step}/{self._total}"]
-        if any(name.startswith("val/") for name in metrics):
-            parts += ["validation", *_validation_parts(metrics)]
-        else:
-            parts += self._training_parts(step, metrics, now)
-        return "  ".join(parts)
 
     def _training_parts(self, step: int, metrics: Mapping[str, float], now: float) -> list[str]:
         parts = []
@@ -137,16 +131,11 @@ def _episodes_line(step: int, metrics: Mapping[str, float]) -> str:
     For example: step 3: 64 episodes (2 failed), 128 calls → 64 samples, 15,360 → 9,216 distinct → 4,096 trained tokens
     (saving 1.7×), forks: 3 tools_changed
     """
-
-    def count(metric: str, noun: str) -> str:
-        number = metrics[metric]
-        return f"{number:,.0f} {noun}" + ("" if number == 1 else "s")
-
     lost = [f"{number:.0f} {name}" for name in ("failed", "dropped") if (number := metrics[f"episodes/{name}"])]
     suffix = f" ({', '.join(lost)})" if lost else ""
     line = (
-        f"step {step}: {count('episodes/total', 'episode')}{suffix}, "
-        f"{count('calls/total', 'call')} → {count('samples/total', 'sample')}, "
+        f"step {step}: {counted(metrics['episodes/total'], 'episode')}{suffix}, "
+        f"{counted(metrics['calls/total'], 'call')} → {counted(metrics['samples/total'], 'sample')}, "
         f"{metrics['tokens/raw']:,.0f} → {metrics['tokens/distinct']:,.0f} distinct → "
         f"{metrics['tokens/trained']:,.0f} trained tokens (saving {metrics['tokens/saving']:.1f}×)"
     )

@@ -1,18 +1,18 @@
 """The JSON file of one episode.
 
-Each call of an agent repeats the conversation so far, so complete prompts would need space quadratic in the number of
+An agent's call repeats the conversation so far, so complete prompts would need space quadratic in the number of
 calls. Instead, the `prompt_ids` and `messages` of a call are written as a prefix shared with an earlier call, and the
 rest:
 
     "shared": {"call": 3, "ids": 812, "messages": 5}
 
-The prompt starts with the first 812 ids of the prompt and completion of call 3, and the messages with its first 5
-messages. A sample that is a path through its calls has their tokens: `"of_call": 3` stands for the prompt and the
-completion of call 3, trained where the completions of its `spans` are. The `position_ids` of other samples are null if
+The prompt starts with the first 812 ids of call 3's prompt and completion, and the messages with its first 5
+messages. A sample that is a path through its calls has their tokens: `"of_call": 3` stands for call 3's prompt and
+completion, trained where the completions of its `spans` are. The `position_ids` of other samples are null if
 they are 0, 1, 2, …. Long sequences of numbers are columns (see `columns`). `updates` is missing if the episode was not
 trained.
 
-A training episode is written before the update. Its advantage is the last key of the file, so that the results of the
+A training episode is written before the update. Its advantage is the file's last key, so that the results of the
 update can be added without encoding the episode again.
 """
 
@@ -31,11 +31,20 @@ import orjson
 from numpy.typing import NDArray
 
 from astuner.errors import RecordError, short_repr
-from astuner.run_record.columns import FLOATS, INTEGERS, decode_column, encode_column, packed
 from astuner.run_record.files import dump_json, read_json_document
-from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
+from astuner.run_record.jsonable import (
+    FLOATS,
+    INTEGERS,
+    Redact,
+    decode,
+    decode_column,
+    encode,
+    encode_column,
+    packed,
+    to_jsonable,
+)
 from astuner.run_record.updates import SampleUpdate, decode_update, encode_update
-from astuner.schema import CallSpan, Episode, LlmCall, Sample, Split, TokenCounts, joined, pack_floats, part_of
+from astuner.schema import CallSpan, Episode, LlmCall, Sample, Split, TokenCounts, concatenate, pack_floats, view_of
 
 _FORMAT = 1
 _CALL_COLUMNS = {
@@ -45,7 +54,7 @@ _CALL_COLUMNS = {
 _MIN_DERIVED = 64
 # Number of earlier calls that are searched for a shared prefix: enough for agents that take turns, and linear in time.
 _SEARCHED_CALLS = 8
-# The end of the file of an untrained episode. The results of the update take its place. With blanks up to its length, a
+# The end of an untrained episode's file. The results of the update take its place. With blanks up to its length, a
 # file to which they are written is not JSON until they are complete.
 _KEY = b',"advantage":'
 _UNTRAINED = _KEY + b"null}"
@@ -61,8 +70,8 @@ class EpisodeLabels:
     Attributes:
         step: The training step; 0 is before the first update.
         split: `train` or `val`.
-        advantage: The advantage of the whole episode, or None.
-        tokens: Token counts, or None if the tokens were not counted.
+        advantage: The advantage of the whole episode.
+        tokens: Token counts; None if the tokens were not counted.
     """
 
     step: int
@@ -76,8 +85,6 @@ class RecordedEpisode:
     """The content of an episode's file.
 
     Attributes:
-        episode: The episode.
-        labels: Its step, split, advantage and token counts.
         withheld: Why the file has no token ids and samples; None if it has them.
         updates: The training of each sample; empty if unknown or untrained.
     """
@@ -91,15 +98,9 @@ class RecordedEpisode:
 def episode_to_json(
     episode: Episode, labels: EpisodeLabels, redact: Redact, updates: Sequence[SampleUpdate] = ()
 ) -> bytes:
-    """Return the content of an episode's file.
+    """Return the content of an episode's file; `updates` is empty if the episode was not trained.
 
-    Token ids are exact. If a text had to be redacted, token ids and samples are left out, as they spell the secret.
-
-    Args:
-        episode: The episode.
-        labels: Its step, split, advantage and token counts.
-        redact: Applied to every text.
-        updates: The training of each sample; empty if the episode was not trained.
+    Token ids are exact. If `redact` changes a text, token ids and samples are left out, as they spell the secret.
     """
     is_redacted = False
 
@@ -112,7 +113,15 @@ def episode_to_json(
     row = _encode_episode(episode, redact_and_note)
     notes = {}
     if is_redacted:
-        row = _encode_episode(_without_ids(episode), redact)
+        # The excerpts of a fork may be part of a secret, which the redactor cannot recognise.
+        calls = [
+            replace(
+                call, prompt_ids=(), completion_ids=(), logprobs=(), sampler_logprobs=(),
+                fork=call.fork and replace(call.fork, expected_ids=(), found_ids=(), expected="", found=""),
+            )
+            for call in episode.calls
+        ]  # fmt: skip
+        row = _encode_episode(replace(episode, calls=tuple(calls), samples=()), redact)
         notes = {"withheld": "token ids and samples: they spell what was redacted"}
     values = encode(labels, redact)
     advantage = values.pop("advantage")
@@ -132,14 +141,11 @@ def add_update(path: Path, advantage: float | None, updates: Sequence[SampleUpda
     They are written in place: file systems write a file that replaces another one to the disk at once, which takes
     tens of milliseconds on a busy disk. If this is interrupted, the file is read as that of an untrained episode.
 
-    Args:
-        path: A file with the content that `episode_to_json` returns for an untrained episode.
-        advantage: The advantage of the whole episode.
-        updates: The training of each sample. It is left out if the file has no samples, as they spell a secret.
+    The file has the content that `episode_to_json` returns for an untrained episode. The training of each sample,
+    `updates`, is left out if the file has no samples, as they spell a secret.
 
     Raises:
-        OSError: If the file cannot be written.
-        RecordError: If the file is not that of an untrained episode.
+        OSError, RecordError: If the file cannot be written, or is not that of an untrained episode.
     """
     with path.open("r+b") as file:
         is_withheld = file.read(len(_WITHHELD)) == _WITHHELD
@@ -171,16 +177,16 @@ def read_episode_document(path: Path) -> dict[str, Any]:
     Raises:
         RecordError: If the file cannot be read or is not that of an episode.
     """
-    return read_json_document(path, "an episode of a run record", _FORMAT, _without_results)
 
+    def without_results(content: bytes) -> object:
+        """Return the JSON object without the update's results, which are incomplete; None if there is no object."""
+        complete, key, _ = content.rpartition(_KEY)
+        try:
+            return json.loads(complete + _UNTRAINED) if key else None
+        except (ValueError, RecursionError):
+            return None
 
-def _without_results(content: bytes) -> object:
-    """Return the JSON object in a file without its update results, which are incomplete; None if it has none."""
-    complete, key, _ = content.rpartition(_KEY)
-    try:
-        return json.loads(complete + _UNTRAINED) if key else None
-    except (ValueError, RecursionError):
-        return None
+    return read_json_document(path, "an episode of a run record", _FORMAT, without_results)
 
 
 def read_episode(path: Path) -> Episode:
@@ -195,11 +201,7 @@ def read_episode(path: Path) -> Episode:
 
 
 def read_recorded_episode(path: Path) -> RecordedEpisode:
-    """Return the content of the episode's file `path`; see `read_episode`.
-
-    Raises:
-        RecordError: If the file cannot be read or holds no episode.
-    """
+    """Return the content of the episode's file `path`; errors as for `read_episode`."""
     document = read_episode_document(path)
     try:
         row = document["episode"]
@@ -218,15 +220,6 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
         raise RecordError(f"{path}: {error}") from error
 
 
-def _without_ids(episode: Episode) -> Episode:
-    calls = []
-    for call in episode.calls:
-        # The excerpts of a fork may be part of a secret, which the redactor cannot recognise.
-        fork = call.fork and replace(call.fork, expected_ids=(), found_ids=(), expected="", found="")
-        calls.append(replace(call, prompt_ids=(), completion_ids=(), logprobs=(), sampler_logprobs=(), fork=fork))
-    return replace(episode, calls=tuple(calls), samples=())
-
-
 def _encode_episode(episode: Episode, redact: Redact) -> dict[str, Any]:
     row = encode(replace(episode, calls=(), samples=()), redact)
     row["calls"] = _encode_calls(episode.calls, redact)
@@ -240,11 +233,13 @@ def _encode_calls(calls: Sequence[LlmCall], redact: Redact) -> list[dict[str, An
     streams: list[NDArray[Any]] = []
     all_messages: list[list[object]] = []
     for call in calls:
-        stream = np.asarray(joined(call.prompt_ids, call.completion_ids))
+        stream = np.asarray(concatenate(call.prompt_ids, call.completion_ids))
         prompt = stream[: len(call.prompt_ids)]
         best, longest = None, 0
         for index in range(len(streams) - 1, max(-1, len(streams) - 1 - _SEARCHED_CALLS), -1):
-            length = _shared_length(prompt, streams[index])
+            size = min(len(prompt), len(streams[index]))
+            differs = prompt[:size] != streams[index][:size]
+            length = int(differs.argmax()) if differs.any() else size
             if length > longest:
                 best, longest = index, length
                 if length == len(streams[index]):
@@ -287,12 +282,6 @@ def _encode_messages(
     return values, equal
 
 
-def _shared_length(left: NDArray[Any], right: NDArray[Any]) -> int:
-    size = min(len(left), len(right))
-    differs = left[:size] != right[:size]
-    return int(differs.argmax()) if differs.any() else size
-
-
 def unfold_calls(rows: Sequence[dict[str, Any]]) -> None:
     """Replace columns by numbers, and references to earlier calls by the prefixes that they stand for, in place."""
     for row in rows:
@@ -302,8 +291,8 @@ def unfold_calls(rows: Sequence[dict[str, Any]]) -> None:
         shared = row.pop("shared")
         if shared is not None:
             base = rows[shared["call"]]
-            stream, number = joined(base["prompt_ids"], base["completion_ids"]), shared["ids"]
-            row["prompt_ids"] = joined(part_of(stream, 0, number), row["prompt_ids"])
+            stream, number = concatenate(base["prompt_ids"], base["completion_ids"]), shared["ids"]
+            row["prompt_ids"] = concatenate(view_of(stream, 0, number), row["prompt_ids"])
             row["messages"] = [*base["messages"][: shared["messages"]], *row["messages"]]
 
 
@@ -334,8 +323,8 @@ def _call_of(sample: Sample, calls: Sequence[LlmCall]) -> int | None:
         derived = _derived_numbers(sample.spans, longest, calls)
     except (ValueError, IndexError):  # the spans are not those of the calls
         return None
-    own = (sample.token_ids, sample.train_counts, sample.logprobs, sample.position_ids)
-    is_equal = all(np.array_equal(np.asarray(left), right) for left, right in zip(own, derived, strict=True))
+    recorded = (sample.token_ids, sample.train_counts, sample.logprobs, sample.position_ids)
+    is_equal = all(np.array_equal(np.asarray(left), right) for left, right in zip(recorded, derived, strict=True))
     return longest if is_equal else None
 
 
@@ -343,7 +332,7 @@ def _derived_numbers(
     spans: Sequence[CallSpan], number: int, calls: Sequence[LlmCall]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Return token ids, train counts, logprobs and position ids, [N] each, of the row that ends with a call."""
-    ids = np.asarray(joined(calls[number].prompt_ids, calls[number].completion_ids))
+    ids = np.asarray(concatenate(calls[number].prompt_ids, calls[number].completion_ids))
     counts, logprobs = np.zeros(len(ids), np.int32), np.zeros(len(ids))
     by_id = {call.call_id: call for call in calls}
     for span in spans:
@@ -359,7 +348,7 @@ def _decode_samples(rows: Sequence[dict[str, Any]], calls: Sequence[LlmCall]) ->
             _, counts, logprobs, positions = _derived_numbers(
                 [decode(CallSpan, span) for span in row["spans"]], number, calls
             )
-            row["token_ids"] = joined(calls[number].prompt_ids, calls[number].completion_ids)
+            row["token_ids"] = concatenate(calls[number].prompt_ids, calls[number].completion_ids)
             row["loss_mask"] = packed(array("i", counts.tolist()))
             row["logprobs"] = pack_floats(logprobs.tolist())
             row["position_ids"] = range(len(positions))

@@ -1,4 +1,4 @@
-"""The episodes of a run: one file per episode, and an index with one line per episode, which is fast to list.
+"""The episodes of a run and their answers: one file per episode, and an index that is fast to list.
 
 episodes/index.jsonl
 episodes/pending.jsonl  # the lines of a step whose update runs
@@ -7,6 +7,7 @@ episodes/{train|val}/step_000012/{task id}-{repeat}-{hash of episode id}.json
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import re
 import shutil
@@ -21,12 +22,12 @@ from typing import Any
 from loguru import logger
 
 from astuner.errors import RecordError, short_repr
-from astuner.run_record.answers import answer_of, brief_answer
 from astuner.run_record.episode_file import EpisodeLabels, add_update, episode_to_json, read_recorded_episode
 from astuner.run_record.files import (
     JsonLines,
     OnDamaged,
     dump_json,
+    parsed_rows,
     read_json_lines,
     write_atomically,
     write_errors,
@@ -49,6 +50,10 @@ _MAX_REDACTED = 1024
 
 NO_ADVANTAGE = "without an advantage: the update of the step has not ended or has failed, or the run does not train"
 """Why training episodes with a reward have no advantage, to follow their number."""
+# Longest answer in lists, in characters.
+_MAX_BRIEF = 300
+# Longest answer whose blocks are parsed, in characters.
+_MAX_BLOCKS = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,14 +108,6 @@ class EpisodeEntry:
         return self.split == "train" and self.status == "ok" and self.advantage is None
 
 
-@dataclass(frozen=True, slots=True)
-class _Written:
-    """An episode whose file is written: the file's path, and the episode's line in the index."""
-
-    path: Path
-    row: dict[str, Any]
-
-
 class EpisodeStore:
     """Writes the episodes of one run. Thread-safe, except for `begin_step` and `end_step`.
 
@@ -119,32 +116,26 @@ class EpisodeStore:
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the store in the run's `folder`.
-
-        Raises:
-            RecordError: If the index cannot be opened.
-        """
+        """Open the store in the run's `folder`; `RecordError` if that fails."""
         self._folder = folder
         self._index = JsonLines(folder / _FOLDER / _INDEX)
         self._pending_file = folder / _FOLDER / _PENDING
-        self._pending: dict[str, _Written] = {}
+        # By episode id: the path of the file that is written, and the line for the index.
+        self._pending: dict[str, tuple[Path, dict[str, Any]]] = {}
 
     def write(self, episode: Episode, labels: EpisodeLabels, updates: Sequence[SampleUpdate] = ()) -> Path:
         """Write an episode and its index line, and return its file's path.
 
         An episode that is written twice in one step replaces its file.
 
-        Args:
-            episode: The episode.
-            labels: Its step, split, advantage and token counts.
-            updates: The training of each sample; empty if the episode was not trained.
+        `updates` has the training of each sample; it is empty if the episode was not trained.
 
         Raises:
             RecordError: If the episode cannot be written.
         """
-        written = self._write_file(episode, labels, _remembering_redactor(), updates)
-        self._index.append(written.row)
-        return written.path
+        path, row = self._write_file(episode, labels, _remembering_redactor(), updates)
+        self._index.append(row)
+        return path
 
     def begin_step(self, step: int, episodes: Sequence[tuple[Episode, TokenCounts]]) -> None:
         """Write the episodes of a training step before its update, with their token counts.
@@ -157,7 +148,7 @@ class EpisodeStore:
             episode.episode_id: self._write_file(episode, EpisodeLabels(step, "train", None, tokens), redact)
             for episode, tokens in episodes
         }
-        lines = (dump_json(written.row) + b"\n" for written in self._pending.values())
+        lines = (dump_json(row) + b"\n" for _, row in self._pending.values())
         write_atomically(self._pending_file, b"".join(lines))
 
     def end_step(
@@ -173,13 +164,13 @@ class EpisodeStore:
             RecordError: If an episode cannot be written.
         """
         rows = []
-        for name, written in self._pending.items():
+        for name, (path, row) in self._pending.items():
             advantage = advantages.get(name)
             if advantage is not None or updates.get(name):
                 self._index.check_in_place()
-                with write_errors(written.path):
-                    add_update(written.path, advantage, updates.get(name, ()))
-            rows.append({**written.row, "advantage": to_jsonable(advantage, str)})
+                with write_errors(path):
+                    add_update(path, advantage, updates.get(name, ()))
+            rows.append({**row, "advantage": to_jsonable(advantage, str)})
         self._index.append(*rows)
         self._pending = {}
         with write_errors(self._pending_file):
@@ -187,7 +178,8 @@ class EpisodeStore:
 
     def _write_file(
         self, episode: Episode, labels: EpisodeLabels, redact: Redact, updates: Sequence[SampleUpdate] = ()
-    ) -> _Written:
+    ) -> tuple[Path, dict[str, Any]]:
+        """Write an episode's file, and return its path and the episode's line in the index."""
         self._index.check_in_place()
         # The name is readable, valid on all systems, and unique even if task ids differ in unusual characters only.
         task = _UNSAFE.sub("_", redact(episode.task.task_id)).strip("._")[:_MAX_TASK_NAME] or "task"
@@ -197,17 +189,12 @@ class EpisodeStore:
         path = self._folder / _FOLDER / labels.split / _step_folder(labels.step) / name
         write_atomically(path, episode_to_json(episode, labels, redact, updates))
         entry = _entry(episode, labels, path.relative_to(self._folder).as_posix(), redact)
-        return _Written(path, encode(entry, redact))
+        return path, encode(entry, redact)
 
     def truncate_after(self, step: int, validated: int) -> int:
         """Remove later episodes and repeated lines, and return how many lines were removed from the index.
 
-        Args:
-            step: The last step whose training episodes are kept.
-            validated: The last step whose validation episodes are kept.
-
-        Raises:
-            RecordError: If they cannot be removed.
+        Arguments and errors are as for `RunRecord.truncate_after`.
         """
         last = {"train": step, "val": validated}
 
@@ -283,24 +270,10 @@ def read_index(folder: Path, on_damaged: OnDamaged | None = None) -> list[Episod
         except RecordError as error:
             if path != pending or not isinstance(error.__cause__, FileNotFoundError):
                 raise
-    entries = []
-    for file, number, row in rows.values():
-        try:
-            entries.append(_decode_entry(row))
-        except RecordError as error:
-            damaged = RecordError(f"{file}, line {number}: {error}")
-            if on_damaged is None:
-                raise damaged from error
-            on_damaged(damaged)
-    return entries
+    return parsed_rows(rows.values(), _decode_entry, on_damaged)
 
 
 def _decode_entry(row: Mapping[str, Any]) -> EpisodeEntry:
-    """Return a line of the index as an entry.
-
-    Raises:
-        RecordError: If the line is not valid.
-    """
     entry = decode(EpisodeEntry, row)
     if entry.split not in ("train", "val") or entry.step < 0:
         raise RecordError(
@@ -342,3 +315,51 @@ def _entry(episode: Episode, labels: EpisodeLabels, path: str, redact: Redact) -
         query=redact(episode.task.main_query)[:_MAX_QUERY],
         answer=brief_answer(redact(answer_of(episode))),
     )
+
+
+def answer_of(episode: Episode) -> str:
+    """Return an episode's answer: `final_answer` in the workflow's metadata, or the text of the last LLM call.
+
+    Empty if the episode has neither.
+    """
+    answer = episode.metadata.get("final_answer")
+    return without_blocks(answer) if isinstance(answer, str) and answer.strip() else last_text(episode)
+
+
+def without_blocks(answer: str) -> str:
+    """Return the text in an answer that a workflow made with `str` from a message's content blocks.
+
+    AgentScope's messages have such contents: `[{'type': 'text', 'text': '42'}]`. Other answers are returned as given.
+    """
+    if not answer.startswith("[{'type': 'text'") or len(answer) > _MAX_BLOCKS:
+        return answer
+    try:
+        return message_text(ast.literal_eval(answer)) or answer
+    except (ValueError, SyntaxError, MemoryError, RecursionError):  # it only looks like one
+        return answer
+
+
+def last_text(episode: Episode) -> str:
+    """Return the text of the last call's last message; empty if there is none."""
+    answered = [call for call in episode.calls if call.messages]
+    message = answered[-1].messages[-1] if answered else None
+    return message_text(message.get("content")) if isinstance(message, Mapping) else ""
+
+
+def message_text(content: object) -> str:
+    """Return the text in a message's content, which is in the chat API's format."""
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        parts = (part.get("text") for part in content if isinstance(part, Mapping))
+        return "\n".join(part for part in parts if isinstance(part, str))
+    return ""
+
+
+def brief_answer(answer: str) -> str:
+    """Return an answer on one line; of a long one, the beginning and the end, where conclusions stand."""
+    # An answer may have megabytes.
+    half = 4 * _MAX_BRIEF
+    line = " ".join((answer if len(answer) <= 2 * half else f"{answer[:half]} {answer[-half:]}").split())
+    kept = _MAX_BRIEF // 2
+    return line if len(line) <= _MAX_BRIEF else f"{line[:kept]} … {line[-kept:]}"

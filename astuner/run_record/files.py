@@ -7,16 +7,17 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from loguru import logger
 
 from astuner.errors import RecordError
 
+T = TypeVar("T")
 _REMEDIES = {
     errno.ENOSPC: "free some space there, or choose another folder with --exp-dir",
     errno.EDQUOT: "free some of your quota, or choose another folder with --exp-dir",
@@ -47,7 +48,7 @@ def write_errors(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file, so that readers see either the old or the new content. Missing folders are created.
 
-    The data survives a kill of this process, but not a crash of the machine, because it is not synced to the disk.
+    The data survives a kill of this process, but not a crash of its machine, because it is not synced to the disk.
 
     Raises:
         RecordError: If the file cannot be written.
@@ -192,7 +193,7 @@ class JsonLines:
                 not valid.
 
         Returns:
-            The number of removed rows, and the number of removed invalid lines.
+            How many rows, and how many invalid lines were removed.
 
         Raises:
             RecordError: If the file cannot be read or written.
@@ -266,14 +267,35 @@ def read_json_lines(path: Path, on_damaged: OnDamaged | None = None) -> Iterator
         raise RecordError(f"cannot read {path}: {error.strerror or error}") from error
 
 
+def read_rows(path: Path, parse: Callable[[Mapping[str, Any]], T], on_damaged: OnDamaged | None = None) -> list[T]:
+    """Return what `parse` makes from each line's object; arguments and errors as for `read_json_lines`.
+
+    `parse` raises `RecordError` for an object that is not valid, which counts as a damaged line.
+    """
+    return parsed_rows(((path, number, row) for number, row in read_json_lines(path, on_damaged)), parse, on_damaged)
+
+
+def parsed_rows(
+    rows: Iterable[tuple[Path, int, Mapping[str, Any]]],
+    parse: Callable[[Mapping[str, Any]], T],
+    on_damaged: OnDamaged | None,
+) -> list[T]:
+    """Return what `parse` makes from each `(file, line number, object)`; arguments and errors as for `read_rows`."""
+    parsed = []
+    for file, number, row in rows:
+        try:
+            parsed.append(parse(row))
+        except RecordError as error:
+            damaged = RecordError(f"{file}, line {number}: {error}")
+            if on_damaged is None:
+                raise damaged from error
+            on_damaged(damaged)
+    return parsed
+
+
 @dataclass(frozen=True, slots=True)
 class ReadPosition:
-    """Position up to which a growing file was read.
-
-    Attributes:
-        offset: Number of bytes read.
-        tail: Hash of the last bytes before `offset`. It differs if the file was rewritten.
-    """
+    """How many bytes of a growing file were read, and a hash over the last ones, which detects a rewritten file."""
 
     offset: int = 0
     tail: str = ""

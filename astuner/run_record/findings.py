@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from astuner.errors import RecordError, short_repr
-from astuner.run_record.files import JsonLines, OnDamaged, read_json_lines
+from astuner.run_record.files import JsonLines, OnDamaged, read_rows
 from astuner.system.redaction import redact
 
 FINDINGS_FILE = "diagnostics.jsonl"
@@ -17,14 +17,9 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, slots=True)
 class RunFinding:
-    """A fault that a check has found.
+    """A fault that a check has found at a training step; step 0 is the start of the run.
 
-    Attributes:
-        step: The training step; 0 is the start of the run.
-        check: Name of the check.
-        severity: `error` if the fault prevents or distorts learning, else `warning`.
-        message: What is wrong, with the evidence.
-        fix: What to change.
+    The severity is `error` if the fault prevents or distorts learning. The message has the evidence.
     """
 
     step: int
@@ -36,14 +31,7 @@ class RunFinding:
 
 @dataclass(frozen=True, slots=True)
 class FindingSummary:
-    """The findings of one check in a run.
-
-    Attributes:
-        check, severity: As in `RunFinding`.
-        first_step, last_step: The first and the last step with a finding.
-        count: The number of findings.
-        message, fix: Those of the last finding.
-    """
+    """One check's findings in a run: their number, and the last one's `message` and `fix`."""
 
     check: str
     severity: Severity
@@ -62,22 +50,14 @@ class FindingsFile:
         self._lines: JsonLines | None = JsonLines(self._path) if self._path.exists() else None
 
     def write(self, finding: RunFinding) -> None:
-        """Append a finding, without secrets.
-
-        Raises:
-            RecordError: If it cannot be written.
-        """
+        """Append a finding, without secrets; `RecordError` if that fails."""
         if self._lines is None:
             self._lines = JsonLines(self._path)
         texts = {"message": redact(finding.message), "fix": redact(finding.fix)}
         self._lines.append(asdict(finding) | texts)
 
     def truncate_after(self, step: int) -> int:
-        """Remove the findings for steps after `step` and repeated findings, and return the number of removed lines.
-
-        Raises:
-            RecordError: If the file cannot be written.
-        """
+        """Remove findings for steps after `step` and repeated findings, and return how many lines were removed."""
 
         def identify(row: Mapping[str, Any]) -> Hashable | None:
             finding = _parse(row)
@@ -94,26 +74,10 @@ class FindingsFile:
 def read_findings(folder: Path, on_damaged: OnDamaged | None = None) -> list[RunFinding]:
     """Return the findings for the run in `folder`, in writing order; none if there is no file.
 
-    Args:
-        folder: The run's folder.
-        on_damaged: Called for lines that cannot be read, which are skipped. If None, such a line is an error.
-
-    Raises:
-        RecordError: If the file cannot be read.
+    Arguments and errors are as for `read_metrics`.
     """
     path = folder / FINDINGS_FILE
-    if not path.exists():
-        return []
-    findings = []
-    for number, row in read_json_lines(path, on_damaged):
-        try:
-            findings.append(_parse(row))
-        except RecordError as error:
-            damaged = RecordError(f"{path}, line {number}: {error}")
-            if on_damaged is None:
-                raise damaged from error
-            on_damaged(damaged)
-    return findings
+    return read_rows(path, _parse, on_damaged) if path.exists() else []
 
 
 def _parse(row: Mapping[str, Any]) -> RunFinding:

@@ -44,11 +44,7 @@ class FolderLock:
     """
 
     def __init__(self, folder: Path, alternative: str = "give this run another experiment_name or --exp-dir") -> None:
-        """Acquire the lock.
-
-        Args:
-            folder: the folder.
-            alternative: text for the error message: how the user avoids this folder.
+        """Acquire the lock of `folder`; the error message gives `alternative` as the way to avoid this folder.
 
         Raises:
             RecordError: If a live run holds it (the message names the process), or its file cannot be written.
@@ -168,12 +164,7 @@ def write_environment(folder: Path, backbone: str, config_dir: Path | None) -> N
     """Write `environment.json`, without secrets. Its presence marks a folder as a run record.
 
     Two starts of one command on one machine write the same content. If a resumed run has different content, the earlier
-    file is kept as `environment.1.json`, and so on.
-
-    Args:
-        folder: The run's folder.
-        backbone: Name of the backbone.
-        config_dir: Folder of the YAML file; None if the configuration has no file.
+    file is kept as `environment.1.json`, and so on. `config_dir` is the YAML file's folder, if there is one.
 
     Raises:
         RecordError: If the file cannot be written.
@@ -193,8 +184,7 @@ def write_environment(folder: Path, backbone: str, config_dir: Path | None) -> N
 def current_environment(search_path: Sequence[str] | None = None) -> dict[str, Any]:
     """Return the part of `environment.json` that does not depend on the run: revision, versions and machine.
 
-    Args:
-        search_path: Folders that contain the packages; None for those of this interpreter.
+    The packages are searched in the folders `search_path`, by default those of this interpreter.
     """
     path = sys.path if search_path is None else search_path
     found = {name: next(iter(metadata.distributions(name=name, path=[*path])), None) for name in _PACKAGES}

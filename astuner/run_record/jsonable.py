@@ -2,18 +2,31 @@
 
 The dataclasses are converted by their annotations, so that a new field needs no change here. The JSON key of a field is
 its name, or the `JSON_KEY` in its metadata (see `astuner.schema`).
+
+Long number sequences in the episodes' JSON are columns, little-endian numbers in base64:
+
+    {"dtype": "<u2", "base64": "AQACAAMA…"}
+
+Compared with decimal text, a column has a fifth of the size for logprobs, and is a hundred times as fast. `dtype` is
+that of numpy, the smallest that holds all numbers exactly. Short sequences, and all of older versions, are JSON lists.
 """
 
 from __future__ import annotations
 
+import base64
 import math
+import sys
 import threading
 import types
-from collections.abc import Callable, Mapping
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
 
 from astuner.errors import RecordError, message_of, text_of
 from astuner.schema import JSON_KEY, Packed
@@ -30,6 +43,12 @@ _MAX_INT_BITS = 4096
 _CONTAINERS = (dict, list, tuple, Mapping)
 _INTEGERS = (int, Integral)
 _REALS = (float, Real)
+INTEGERS, FLOATS = "iq", "d"
+"""Types of number arrays, as `array` names them: the `type_codes` of a column."""
+# Shorter sequences are easier to read as a list.
+_MIN_LENGTH = 64
+_INTEGER_TYPES = ("<u1", "<u2", "<i4", "<i8")
+_ARRAYS = {"<u1": "B", "<u2": "H", "<i4": "i", "<i8": "q", "<f4": "f", "<f8": "d"}
 
 
 def to_jsonable(value: object, redact: Redact) -> object:
@@ -37,11 +56,7 @@ def to_jsonable(value: object, redact: Redact) -> object:
 
     Tuples become lists. NaN and infinities become the strings `NaN`, `Infinity` and `-Infinity`. Keys and all other
     objects become their `str`. A value that contains itself, is nested deeper than 100 levels, or raises on `str`
-    becomes a short note in angle brackets.
-
-    Args:
-        value: Any object.
-        redact: Applied to every text.
+    becomes a short note in angle brackets. `redact` is applied to every text.
     """
     return _to_jsonable(value, redact, [])
 
@@ -49,7 +64,7 @@ def to_jsonable(value: object, redact: Redact) -> object:
 def _to_jsonable(value: object, redact: Redact, containers: list[int]) -> object:
     try:
         return _convert(value, redact, containers)
-    # The methods of a class of the user may raise anything. Ctrl-C arrives in the main thread only.
+    # The methods of a user's class may raise anything. Ctrl-C arrives in the main thread only.
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
             raise
@@ -103,27 +118,20 @@ def _container_to_jsonable(
     try:
         if isinstance(value, dict | Mapping):
             return {
-                redact(text_of(key)): _item_to_jsonable(key, item, redact, containers) for key, item in value.items()
+                redact(text_of(key)): REDACTED
+                if isinstance(item, str) and isinstance(key, str) and holds_credential(key, item)
+                else _to_jsonable(item, redact, containers)
+                for key, item in value.items()
             }
         return [_to_jsonable(item, redact, containers) for item in value]
     finally:
         containers.pop()
 
 
-def _item_to_jsonable(key: object, item: object, redact: Redact, containers: list[int]) -> object:
-    if isinstance(item, str) and isinstance(key, str) and holds_credential(key, item):
-        return REDACTED
-    return _to_jsonable(item, redact, containers)
-
-
 def encode(value: object, redact: Redact) -> dict[str, Any]:
-    """Return a dataclass instance as a dict of JSON values.
+    """Return a dataclass instance as a dict of JSON values; `redact` is applied to every text.
 
-    Tuples of numbers are copied without a check of each number, for speed. If they hold NaN, `dump_json` raises.
-
-    Args:
-        value: An instance of a dataclass from `astuner.schema` or the run record.
-        redact: Applied to every text.
+    Tuples of numbers are copied without checking each number, for speed. If they hold NaN, `dump_json` raises.
     """
     cls: Any = type(value)
     return {key: _encode_field(getattr(value, name), redact) for key, name, _ in _codec_fields(cls)}
@@ -179,7 +187,7 @@ def _codec_fields(cls: Any) -> tuple[tuple[str, str, Decode], ...]:
 
 
 def _decoder(hint: Any) -> Decode:
-    # pydantic's TypeAdapter would be faster, but copies shared messages and rejects the unknown literals of records
+    # pydantic's TypeAdapter would be faster, but copies shared messages and rejects the unknown literals in records
     # that another version of astuner has written.
     if isinstance(hint, type) and is_dataclass(hint):
         return lambda value: decode(hint, value)
@@ -218,3 +226,49 @@ def _decode_mapping(value: object) -> object:
 
 def _identity(value: object) -> object:
     return value
+
+
+def encode_column(values: Sequence[int] | Sequence[float] | NDArray[Any]) -> object:
+    """Return numbers as a JSON value: a column, or a list if they are few or not numbers of numpy."""
+    numbers = np.asarray(values)
+    if len(numbers) < _MIN_LENGTH or numbers.dtype.kind not in "iuf":
+        items = numbers.tolist()
+        is_plain = numbers.dtype.kind in "iu" or (numbers.dtype.kind == "f" and bool(np.isfinite(numbers).all()))
+        return items if is_plain else to_jsonable(items, str)
+    if numbers.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            rounded = numbers.astype("<f4")
+        numbers = rounded if np.array_equal(rounded, numbers, equal_nan=True) else numbers.astype("<f8")
+    else:
+        low, high = int(numbers.min()), int(numbers.max())
+        fitting = (name for name in _INTEGER_TYPES if np.iinfo(name).min <= low and high <= np.iinfo(name).max)
+        numbers = numbers.astype(next(fitting, "<i8"))
+    # `dtype.str` names the order of the bytes, except for single bytes.
+    name = numbers.dtype.str.replace("|", "<")
+    return {"dtype": name, "base64": base64.b64encode(numbers.tobytes()).decode("ascii")}
+
+
+def decode_column(value: Any, type_codes: str) -> Any:
+    """Return the numbers in a JSON value from `encode_column`; other lists are returned as they are.
+
+    Raises:
+        KeyError, ValueError: It is no column of these numbers.
+    """
+    if isinstance(value, dict):
+        numbers: array[Any] = array(_ARRAYS[value["dtype"]], base64.b64decode(value["base64"], validate=True))
+        if (numbers.typecode in "fd") != (type_codes == FLOATS):
+            raise ValueError(f"a column of {value['dtype']}")
+        if sys.byteorder == "big":
+            numbers.byteswap()
+        return packed(numbers)
+    for type_code in type_codes:
+        try:
+            return packed(array(type_code, value))
+        except (TypeError, OverflowError):
+            continue
+    return value
+
+
+def packed(numbers: array[Any]) -> Packed[Any]:
+    """Return the numbers of an array."""
+    return Packed([(numbers, 0, len(numbers))])

@@ -9,16 +9,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 from loguru import logger
 
-from astuner.config.root import is_installed
 from astuner.errors import ConfigError
 from astuner.run_record.console_lines import ConsoleLogger
 from astuner.run_record.files import write_errors
-from astuner.run_record.metrics import MetricsRow
+from astuner.run_record.metrics import MetricLogger, MetricsRow
+from astuner.system.paths import is_installed
 
 LoggerName = Literal["console", "tensorboard", "wandb", "swanlab", "trackio"]
 
@@ -27,13 +28,7 @@ _EVENTS = "events.out.tfevents."
 
 @dataclass(frozen=True, slots=True)
 class RunName:
-    """Names of a run in experiment trackers.
-
-    Attributes:
-        project: Groups experiments.
-        experiment: Groups the starts of one experiment.
-        folder: The run's folder, to which trackers write their files.
-    """
+    """Names of a run in experiment trackers, which group experiments by `project` and write files to `folder`."""
 
     project: str
     experiment: str
@@ -45,35 +40,7 @@ class RunName:
         return f"{self.experiment}-{time.strftime('%Y%m%d-%H%M%S')}"
 
 
-class MetricLogger(Protocol):
-    """Destination of finite metrics."""
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log metrics of a step.
-
-        Raises:
-            RecordError: If a file of the run record cannot be written.
-        """
-        ...
-
-    def expect_steps(self, total: int) -> None:
-        """Take the run's number of training steps. Called once, before the first step."""
-        ...
-
-    def restart(self, rows: Sequence[MetricsRow]) -> None:
-        """Make the metrics in the run's folder those of `rows`, which a resumed run keeps.
-
-        Raises:
-            RecordError: If a file of the run record cannot be written.
-        """
-        ...
-
-    def close(self) -> None:
-        """Write pending metrics and close the logger."""
-        ...
-
-
-class TensorboardLogger:
+class TensorboardLogger(MetricLogger):
     """Writes event files to `tensorboard/` in the calling thread, with TensorBoard's own record writer.
 
     (TensorBoard's `EventFileWriter` imports TensorFlow if installed, and reports a full disk as a traceback of a
@@ -93,9 +60,6 @@ class TensorboardLogger:
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(wall_time, step=step, summary=Summary(value=values))
-
-    def expect_steps(self, total: int) -> None:
-        """Do nothing: the metrics do not depend on it."""
 
     def restart(self, rows: Sequence[MetricsRow]) -> None:
         """Write the rows to a new event file, and remove the earlier ones; `RecordError` if that fails."""
@@ -131,8 +95,10 @@ class TensorboardLogger:
             events = [Event(wall_time=time.time() if wall_time is None else wall_time, **content)]
             if self._writer is None:
                 self._folder.mkdir(parents=True, exist_ok=True)
-                # Readers sort the files by name, and the clock may have been set back.
-                created = max([time.time(), *(number + 1 for number in map(_created, self._folder.iterdir()))])
+                earlier = self._folder.iterdir()
+                # Readers sort the files by the time in their names, and the clock may have been set back.
+                times = (re.match(rf"{re.escape(_EVENTS)}([0-9]+(\.[0-9]+)?)\.", file.name) for file in earlier)
+                created = max([time.time(), *(float(match[1]) + 1 for match in times if match)])
                 name = f"{_EVENTS}{created:.6f}.{socket.gethostname()}.{os.getpid()}"
                 self._writer = RecordWriter((self._folder / name).open("xb"))
                 events.insert(0, Event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -141,24 +107,14 @@ class TensorboardLogger:
                 self._writer.flush()
 
 
-def _created(file: Path) -> float:
-    """Return the time in the name of an event file; 0 for other files."""
-    match = re.match(rf"{re.escape(_EVENTS)}([0-9]+(\.[0-9]+)?)\.", file.name)
-    return float(match[1]) if match else 0.0
-
-
-class TrackerLogger:
-    """wandb, swanlab or trackio. Each start of an experiment is a separate run there.
+class TrackerLogger(MetricLogger):
+    """wandb, swanlab or trackio. Each start of an experiment is a separate run there, which has no steps yet.
 
     A failure after the start causes one warning: the training continues, and `metrics.jsonl` is complete.
     """
 
     def __init__(self, name: str, start: Callable[[], Any]) -> None:
-        """Start the tracker.
-
-        Raises:
-            ConfigError: If it does not start.
-        """
+        """Start the tracker; `ConfigError` if that fails."""
         self._name = name
         self._has_failed = False
         try:
@@ -173,12 +129,6 @@ class TrackerLogger:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Send the metrics to the tracker."""
         self._warn_on_failure(lambda: self._run.log(dict(metrics), step=step))
-
-    def expect_steps(self, total: int) -> None:
-        """Do nothing: the metrics do not depend on it."""
-
-    def restart(self, rows: Sequence[MetricsRow]) -> None:
-        """Do nothing: each start of an experiment is a separate run in the tracker, which has no steps yet."""
 
     def close(self) -> None:
         """Send pending metrics and end the tracker's run."""
@@ -201,7 +151,7 @@ def check_loggers(names: Sequence[LoggerName]) -> None:
     Raises:
         ConfigError: If one is not installed, or wandb has no key. The message has the command that corrects it.
     """
-    missing = [name for name in names if name in _START_TRACKER and not is_installed(name)]
+    missing = [name for name in names if name in ("wandb", "swanlab", "trackio") and not is_installed(name)]
     if missing:
         raise ConfigError(
             f"trainer_common.logger needs packages that are not installed: {', '.join(missing)}; "
@@ -227,42 +177,23 @@ def _wandb_can_start() -> bool:
 
 
 def open_loggers(names: Sequence[LoggerName], run: RunName) -> Iterator[MetricLogger]:
-    """Open the loggers one by one, so that the caller can close the earlier ones if one fails.
-
-    Raises:
-        ConfigError: If a tracker does not start.
-    """
+    """Open the loggers one by one, so that the caller can close the earlier ones if one raises `ConfigError`."""
     for name in dict.fromkeys(names):
         if name == "console":
             yield ConsoleLogger()
         elif name == "tensorboard":
             yield TensorboardLogger(run.folder)
         else:
-            yield TrackerLogger(name, partial(_START_TRACKER[name], run))
+            yield TrackerLogger(name, partial(_start_tracker, name, run))
 
 
-def _start_wandb(run: RunName) -> Any:
-    import wandb
-
-    # Console output, code, diff and command line are not uploaded, as they are not redacted.
-    settings = wandb.Settings(console="off", disable_code=True, disable_git=True, x_disable_meta=True)
-    return wandb.init(project=run.project, group=run.experiment, name=run.start, dir=str(run.folder), settings=settings)
-
-
-def _start_swanlab(run: RunName) -> Any:
-    import swanlab
-
-    return swanlab.init(project=run.project, experiment_name=run.start, logdir=str(run.folder / "swanlog"))
-
-
-def _start_trackio(run: RunName) -> Any:
-    import trackio
-
-    return trackio.init(project=run.project, name=run.start, embed=False)
-
-
-_START_TRACKER: Mapping[str, Callable[[RunName], Any]] = {
-    "wandb": _start_wandb,
-    "swanlab": _start_swanlab,
-    "trackio": _start_trackio,
-}
+def _start_tracker(name: LoggerName, run: RunName) -> Any:
+    tracker: Any = import_module(name)
+    if name == "swanlab":
+        return tracker.init(project=run.project, experiment_name=run.start, logdir=str(run.folder / "swanlog"))
+    if name == "trackio":
+        return tracker.init(project=run.project, name=run.start, embed=False)
+    # Console output, code, diff and command line are not uploaded to wandb, as they are not redacted.
+    settings = tracker.Settings(console="off", disable_code=True, disable_git=True, x_disable_meta=True)
+    folder = str(run.folder)
+    return tracker.init(project=run.project, group=run.experiment, name=run.start, dir=folder, settings=settings)

@@ -1,11 +1,11 @@
-"""`metrics.jsonl`: one line per call of `log_metrics`. All other loggers repeat its content."""
+"""`metrics.jsonl`: one line per call of `log_metrics`. All other loggers repeat its content. Intervals of rates."""
 
 from __future__ import annotations
 
 import math
 import sys
 import time
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,11 @@ from typing import Any
 from loguru import logger
 
 from astuner.errors import RecordError, shorten
-from astuner.run_record.files import JsonLines, OnDamaged, read_json_lines
+from astuner.run_record.files import JsonLines, OnDamaged, read_rows
 from astuner.system.redaction import redact
 
 METRICS_FILE = "metrics.jsonl"
+_Z95 = 1.959964  # the 97.5% quantile of the normal distribution
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,15 +40,28 @@ class MetricsRow:
         return any(name.startswith("val/") for name in self.metrics)
 
 
+class MetricLogger:
+    """A destination of finite metrics. A logger that need not do anything inherits the method."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log metrics of a step; `RecordError` if a file cannot be written."""
+        raise NotImplementedError
+
+    def expect_steps(self, total: int) -> None:
+        """Take the run's number of training steps. Called once, before the first step."""
+
+    def restart(self, rows: Sequence[MetricsRow]) -> None:
+        """Make the metrics in the run's folder those of `rows`, which a resumed run keeps; errors as for `log`."""
+
+    def close(self) -> None:
+        """Write pending metrics and close the logger."""
+
+
 class MetricsFile:
     """Writer of `metrics.jsonl`."""
 
     def __init__(self, folder: Path) -> None:
-        """Open the file in the run's `folder`.
-
-        Raises:
-            RecordError: If the file cannot be opened.
-        """
+        """Open the file in the run's `folder`; `RecordError` if that fails."""
         self._lines = JsonLines(folder / METRICS_FILE)
         self._warned: set[str] = set()
 
@@ -74,15 +88,7 @@ class MetricsFile:
         return finite
 
     def truncate_after(self, step: int, validated: int) -> int:
-        """Remove later lines and repeated lines, and return their number.
-
-        Args:
-            step: The last step whose training metrics are kept.
-            validated: The last step whose validation metrics are kept.
-
-        Raises:
-            RecordError: If they cannot be removed.
-        """
+        """Remove later lines and repeated lines, and return their number; see `RunRecord.truncate_after`."""
 
         def identify(row: Mapping[str, Any]) -> Hashable | None:
             content = _parse(row)
@@ -111,25 +117,10 @@ def read_metrics(folder: Path, on_damaged: OnDamaged | None = None) -> list[Metr
     Raises:
         RecordError: If there is no metrics file, or it cannot be read.
     """
-    path = folder / METRICS_FILE
-    rows = []
-    for number, row in read_json_lines(path, on_damaged):
-        try:
-            rows.append(_parse(row))
-        except RecordError as error:
-            damaged = RecordError(f"{path}, line {number}: {error}")
-            if on_damaged is None:
-                raise damaged from error
-            on_damaged(damaged)
-    return rows
+    return read_rows(folder / METRICS_FILE, _parse, on_damaged)
 
 
 def _parse(row: Mapping[str, Any]) -> MetricsRow:
-    """Return a line as metrics.
-
-    Raises:
-        RecordError: If the line has no step, time or metrics, or one is of another type.
-    """
     missing = [name for name in ("step", "time", "metrics") if name not in row]
     if missing:
         raise RecordError(f"a line has no {', '.join(map(repr, missing))}; expected step, time and metrics")
@@ -145,3 +136,50 @@ def _parse(row: Mapping[str, Any]) -> MetricsRow:
 
 def _is_number(value: object) -> bool:
     return type(value) in (int, float) and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+
+
+def success_interval(rate: float, episodes: int) -> tuple[float, float]:
+    """Return the 95% interval of a success rate: Wilson's score interval.
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", JASA 22 (1927). Unlike the
+    normal approximation, it stays within 0 and 1 and has a width at rates of 0 and 1.
+
+    Args:
+        rate: share of the episodes that succeeded, 0 to 1.
+        episodes: number of episodes, at least 1, taken as independent.
+    """
+    square = _Z95**2 / episodes
+    centre = (rate + square / 2) / (1 + square)
+    half = _Z95 / (1 + square) * math.sqrt(rate * (1 - rate) / episodes + square / (4 * episodes))
+    return max(centre - half, 0.0), min(centre + half, 1.0)
+
+
+def difference_interval(before: float, n_before: int, after: float, n_after: int) -> tuple[float, float]:
+    """Return the 95% interval for the difference between two success rates, after minus before.
+
+    Newcombe's hybrid score interval from the intervals of both rates: R. G. Newcombe, "Interval estimation for the
+    difference between independent proportions", Statistics in Medicine 17 (1998), method 10.
+
+    Args:
+        before, after: the rates, 0 to 1.
+        n_before, n_after: their numbers of episodes, at least 1 each, taken as independent.
+    """
+    low_before, high_before = success_interval(before, n_before)
+    low_after, high_after = success_interval(after, n_after)
+    difference = after - before
+    return (
+        difference - math.hypot(after - low_after, high_before - before),
+        difference + math.hypot(high_after - after, before - low_before),
+    )
+
+
+def mean_interval(mean: float, variance: float, episodes: int) -> tuple[float, float]:
+    """Return the 95% interval of a mean in the normal approximation.
+
+    Args:
+        mean: mean of the values.
+        variance: their unbiased variance.
+        episodes: number of values, at least 1, taken as independent.
+    """
+    half = _Z95 * math.sqrt(variance / episodes)
+    return mean - half, mean + half

@@ -24,7 +24,7 @@ TRAIN, VALIDATION, _LOSS, _KL = "#2563eb", "#c2410c", "#475569", "#7c3aed"
 INK, MUTED, _GRID = "#1e293b", "#94a3b8", "#e2e8f0"
 # From this number of steps on, a moving mean is drawn over the noisy values.
 _SMOOTH_FROM = 40
-# Above the factor of all labels (`1e-6`) at the top of the axis.
+# Above the common factor of the labels (`1e-6`) at the axis's top.
 _TITLE_Y = 1.05
 
 
@@ -63,13 +63,9 @@ _LOSS_PANELS = (
 
 
 def plot_run(folder: Path) -> list[Path]:
-    """Plot rewards and losses of `metrics.jsonl` as PNG files under `plots/`.
+    """Plot rewards and losses of `metrics.jsonl` as PNG files under `plots/`, and return the files' paths.
 
-    Args:
-        folder: The run's folder.
-
-    Returns:
-        Paths of the files: `reward.png` and `loss.png`, each only if the run has such metrics.
+    `reward.png` and `loss.png` are written only if the run has such metrics.
 
     Raises:
         RecordError: If the metrics cannot be read, or a file cannot be written.
@@ -120,7 +116,13 @@ def _draw(experiment: str, panels: Sequence[_Panel], series: Mapping[str, _Serie
 
 
 def _draw_panel(axes: Axes, panel: _Panel, series: Mapping[str, _Series]) -> None:
-    _style(axes, panel)
+    from matplotlib.ticker import MaxNLocator, PercentFormatter
+
+    style_axes(axes, panel.title, "training step", panel.label, _TITLE_Y)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if panel.is_share:
+        axes.set_ylim(-0.02, 1.05)
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     if panel.line in series:
         _draw_line(axes, panel, series[panel.line])
     if panel.points in series:
@@ -130,16 +132,6 @@ def _draw_panel(axes: Axes, panel: _Panel, series: Mapping[str, _Series]) -> Non
     low, high = axes.dataLim.intervalx
     if low == high:
         axes.set_xlim(low - 1, high + 1)
-
-
-def _style(axes: Axes, panel: _Panel) -> None:
-    from matplotlib.ticker import MaxNLocator, PercentFormatter
-
-    style_axes(axes, panel.title, "training step", panel.label, _TITLE_Y)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if panel.is_share:
-        axes.set_ylim(-0.02, 1.05)
-        axes.yaxis.set_major_formatter(PercentFormatter(1.0))
 
 
 def style_axes(axes: Axes, title: str, x_label: str, y_label: str, title_y: float | None = None) -> None:

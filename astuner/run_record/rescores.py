@@ -35,7 +35,7 @@ class RescoredEpisode:
         is_success: Whether the new judge considers the task solved; None if the episode is unscored.
         error_kind, error: The reason that the episode is unscored, as in `Episode`.
         judgement: The result of the new judge; None if it was not asked, or failed.
-        held_out_reward: The reward of the held-out judge of an audit.
+        held_out_reward: The reward of an audit's held-out judge.
     """
 
     episode_id: str
@@ -74,8 +74,8 @@ class RescoredStep:
         episodes, changed, sign_flips, unscored: Numbers of episodes.
         reward_before, reward: Mean rewards; None without scored episodes.
         kendall_tau: Rank correlation (tau-b) of the rewards; None if all rewards of a judge are equal.
-        similarity: Cosine of the two vectors of advantages; None if one of them is 0.
-        gradient_differs: Whether an advantage of an episode or a call differs, and so the gradient of the update.
+        similarity: Cosine of the two advantage vectors; None if one of them is 0.
+        gradient_differs: Whether an episode's or a call's advantage differs, and so the gradient of the update.
     """
 
     step: int
@@ -119,7 +119,7 @@ class RewardAudit:
     """Signs of reward hacking: a reward that rises while a held-out judge sees no improvement.
 
     Attributes:
-        judge, held_out: Names of the judge whose reward is audited, and of the held-out judge; `recorded` for the
+        judge, held_out: Names of the audited judge and the held-out judge; `recorded` for the
             rewards in the record.
         episodes: Number of episodes that both have scored.
         kendall_tau: Rank correlation (tau-b) of the two rewards.
@@ -149,9 +149,9 @@ class Rescore:
         judge, params: The new judge, as `package.module->Class`, and its parameters.
         algorithm: The algorithm whose advantages are compared.
         episodes: Number of episodes that the judge was asked to score.
-        changed, sign_flips: Numbers of episodes whose reward, and the sign of whose advantage, changes.
+        changed, sign_flips: Numbers of episodes whose reward, and whose advantage's sign, changes.
         unscored: Number of episodes that the new judge could not score, and `errors` how many by kind.
-        first_error: The message of the first of them.
+        first_error: The first one's message.
         skipped: Number of episodes without an output to judge, because their workflow failed.
         kept: Number of episodes that keep their reward, because the run ended them for degenerate output.
         kendall_tau: Rank correlation (tau-b) of the recorded and the new rewards; None if all rewards of one judge are
@@ -207,11 +207,7 @@ def create_rescore_folder(run: Path, judge: str, output: Path | None) -> Path:
 
 
 def write_rescore(folder: Path, rescore: Rescore, episodes: Iterable[RescoredEpisode]) -> None:
-    """Write the files of a rescored run.
-
-    Raises:
-        RecordError: If the files cannot be written.
-    """
+    """Write the files of a rescored run; `RecordError` if that fails."""
     redact = current_redactor()
     lines = [dump_json(encode(episode, redact)) + b"\n" for episode in episodes]
     write_atomically(folder / _EPISODES, b"".join(lines))
@@ -221,20 +217,12 @@ def write_rescore(folder: Path, rescore: Rescore, episodes: Iterable[RescoredEpi
 
 
 def read_rescore(folder: Path) -> Rescore:
-    """Return the comparison that `write_rescore` wrote into a folder.
-
-    Raises:
-        RecordError: If the comparison cannot be read.
-    """
+    """Return the comparison that `write_rescore` wrote into a folder; `RecordError` if it cannot be read."""
     return decode(Rescore, read_json_document(folder / _SUMMARY, "a rescored run", _FORMAT))
 
 
 def read_rescored_episodes(folder: Path) -> list[RescoredEpisode]:
-    """Return a rescored run's episodes, in the order of the run's index.
-
-    Raises:
-        RecordError: If the episodes cannot be read.
-    """
+    """Return a rescored run's episodes, in the order of the run's index; `RecordError` if they cannot be read."""
     return [decode(RescoredEpisode, row) for _, row in read_json_lines(folder / _EPISODES)]
 
 

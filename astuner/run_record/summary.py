@@ -81,7 +81,7 @@ class RunSummary(_Part):
     steps: NonNegativeInt
     """Number of training steps, including those before a resume."""
     seconds: NonNegativeFloat
-    """Seconds from the start of the process to the end of the run, with those of the processes before a resume."""
+    """Seconds from the process's start to the run's end, with those of the processes before a resume."""
     validation: ValidationsSummary = ValidationsSummary()
     """Validation before and after training."""
     first_reward_seconds: NonNegativeFloat | None = None
@@ -104,22 +104,14 @@ class RunSummary(_Part):
 
 
 def write_summary(folder: Path, summary: RunSummary) -> Path:
-    """Write `summary.json` into a run's folder and return its path.
-
-    Raises:
-        RecordError: If it cannot be written.
-    """
+    """Write `summary.json` into a run's folder and return its path; `RecordError` if that fails."""
     path = folder / _FILE
     write_atomically(path, dump_json(to_jsonable(summary.model_dump(), current_redactor())) + b"\n")
     return path
 
 
 def read_summary(folder: Path) -> RunSummary:
-    """Read `summary.json` of a run's folder.
-
-    Raises:
-        RecordError: If the file does not exist or holds no summary.
-    """
+    """Read `summary.json` of a run's folder; `RecordError` if the file does not exist or holds no summary."""
     path = folder / _FILE
     try:
         return RunSummary.model_validate_json(path.read_bytes())

@@ -28,7 +28,7 @@ class SampleUpdate:
     """The training of one sample in an update. M is the number of the sample's tokens with a nonzero `train_counts`.
 
     Attributes:
-        advantages: (count, advantage) of consecutive runs of the M tokens; the counts sum to M.
+        advantages: (count, advantage) of consecutive runs in the M tokens; the counts sum to M.
         logprobs: [M] float32, natural-log probabilities computed by the trainer before this update changed the weights.
             None if the update did not compute them, as it may skip samples without advantage.
         entropies: [M] float32, entropies in nats of the trainer's distributions from which the tokens were sampled,

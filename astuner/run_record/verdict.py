@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from astuner.run_record.intervals import difference_interval, success_interval
-from astuner.run_record.metrics import MetricsRow
+from astuner.run_record.metrics import MetricsRow, difference_interval, success_interval
 from astuner.run_record.summary import RunSummary, ValidationsSummary, ValidationSummary
 
 Outcome = Literal["learned", "worse", "unclear", "unmeasured"]
@@ -36,9 +35,7 @@ class RunVerdict:
 def run_verdict(summary: RunSummary | None, rows: Sequence[MetricsRow]) -> RunVerdict:
     """Return whether the model learned, with what certainty, and which keys to change if it did not.
 
-    Args:
-        summary: the run's summary; None for a run that has not finished, whose validations are taken from `rows`.
-        rows: the run's metrics.
+    A run that has not finished has no summary. Its validations are taken from `rows`, the run's metrics.
     """
     validation = summary.validation if summary else _validations_so_far(rows)
     before, after = validation.before, validation.after

@@ -115,11 +115,7 @@ def _enter_namespaces(folder: str, disk: int) -> bool:
 
 
 def _enter_root(job: dict[str, Any]) -> bool:
-    """Make the folder the root of a file system with the readable paths and the mounts, and change to it.
-
-    Raises:
-        OSError: the system does not allow it.
-    """
+    """Make the folder the root of a file system with the readable paths and the mounts, and change to it."""
     root, mounts = job["folder"], job["root"]["mounts"]
     if sys.platform != "linux" or os.uname().machine not in _PIVOT_ROOT:
         raise OSError(f"it needs Linux on {' or '.join(_PIVOT_ROOT)}")
@@ -152,7 +148,7 @@ def _change_root() -> None:
     # A mount of another user namespace is locked, and cannot become the root, so mount it again.
     _check(_LIBC.mount(b".", b"proc", None, _MS_BIND | _MS_REC, None), "mount")
     os.chdir("proc")
-    # While the host's is visible, and of the PID namespace of this process.
+    # While the host's is visible; it shows this process's PID namespace.
     _check(_LIBC.mount(b"proc", b"proc", b"proc", _MS_NOSUID_NODEV | _MS_NOEXEC, None), "mount proc")
     _check(_LIBC.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
     _check(_LIBC.umount2(b".", _MNT_DETACH), "umount")
@@ -162,7 +158,8 @@ def _change_root() -> None:
 def _mount_root(root: str, readable: list[str], mounts: dict[str, str]) -> None:
     _check(_LIBC.mount(b"tmpfs", os.fsencode(root), b"tmpfs", _MS_NOSUID_NODEV, b"mode=755"), "mount")
     paths = [path for path in (*readable, *_DEVICES) if not path.startswith("/proc/")]
-    paths = [path for path in paths if not any(parent in paths for parent in _parents(path))]
+    # Without those below another one.
+    paths = [path for path in paths if not any(path.startswith(f"{parent}/") for parent in paths)]
     for path in sorted({*paths, *mounts}, key=len):
         target = f"{root}{path}"
         if path in mounts:
@@ -176,14 +173,6 @@ def _mount_root(root: str, readable: list[str], mounts: dict[str, str]) -> None:
     os.makedirs("proc", exist_ok=True)
     for name, number in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         os.symlink(f"/proc/self/fd{number}", f"dev/{name}")
-
-
-def _parents(path: str) -> list[str]:
-    """Return the folders above a path, without the root."""
-    parents = []
-    while (parent := os.path.dirname(path)) not in ("", "/", path):
-        parents.append(path := parent)
-    return parents
 
 
 def _bind(source: str, target: str, *, is_writable: bool) -> None:

@@ -25,7 +25,7 @@ from loguru import logger
 from astuner.errors import SandboxError
 from astuner.system.process_tree import find_process, with_descendants
 
-# Python keeps the compiled code of an imported file, and not that of a file that it runs by its path.
+# Python keeps an imported file's compiled code, and not that of a file that it runs by its path.
 _LAUNCH = "import sys; sys.path.append(sys.argv[1]); from launcher import main; main()"
 _READABLE = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/opt/conda"),
@@ -47,13 +47,13 @@ class SandboxLimits:
     """Limits of the sandbox.
 
     Attributes:
-        cpu_seconds: CPU time of each process, at most the time limit of the call.
-        memory: address space of each process, and memory of all processes together, in bytes.
+        cpu_seconds: each process's CPU time, at most the time limit of the call.
+        memory: each process's address space, and the memory of all processes together, in bytes.
         processes: number of processes and threads.
         file_size: size of a file, in bytes.
         disk: size of the working directory, in bytes.
         open_files: open files of each process.
-        output: size of stdout and of stderr, in bytes; further output is discarded.
+        output: size of stdout and stderr, each, in bytes; further output is discarded.
     """
 
     cpu_seconds: int = 300
@@ -102,18 +102,12 @@ class SandboxRoot:
 
 
 async def run_python_program(
-    code: str,
-    timeout: float,
-    limits: SandboxLimits = SandboxLimits(),
-    *,
-    files: Mapping[str, str] | None = None,
+    code: str, timeout: float, limits: SandboxLimits = SandboxLimits(), *, files: Mapping[str, str] | None = None
 ) -> SandboxResult:
     """Run a Python program in a sandbox, in an empty working directory that is removed afterwards.
 
     Args:
-        code: the program.
         timeout: seconds of wall-clock time after which the program is ended.
-        limits: the other limits.
         files: texts that are written to the working directory, by relative path.
     """
     files = {**(files or {}), "program.py": code}
@@ -132,9 +126,7 @@ async def run_program(
     """Run a program in a sandbox. Every process that it has started ends with it.
 
     Args:
-        arguments: the program and its arguments.
         timeout: seconds of wall-clock time after which the program is ended.
-        limits: the other limits.
         files: texts that are written to the working directory, by relative path.
         env: environment variables, in addition to those of the sandbox.
         root: the file system of the program. Without it, the program works in an empty folder, which is removed
@@ -143,11 +135,12 @@ async def run_program(
     Raises:
         SandboxError: the system cannot make the file system of the program.
     """
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]  # also above prefixes
     job: dict[str, Any] = {
         "arguments": list(arguments),
         "files": dict(files or {}),
         "root": None if root is None else asdict(root),
-        "readable": [*_READABLE, *sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, *_package_folders()})],
+        "readable": [*_READABLE, *sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, *packages})],
         "limits": asdict(limits) | {"cpu_seconds": min(limits.cpu_seconds, math.ceil(max(timeout, 0)) + 1)},
     }
     folder = tempfile.mkdtemp(prefix="astuner-sandbox-")
@@ -207,7 +200,7 @@ def _result(
 
 
 class _Output(asyncio.SubprocessProtocol):
-    """The output of a process: the beginnings of stdout and stderr.
+    """The beginnings of a process's stdout and stderr.
 
     Attributes:
         loop: the event loop of the process.
@@ -283,11 +276,6 @@ def _memory_of_processes(pid: int, enough: int) -> int:
             found = re.search(r"^Pss: +(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)
             exact += int(found[1]) * 1024 if found else 0
     return exact
-
-
-def _package_folders() -> set[str]:
-    """Return the folders of installed packages, which are not always below `sys.prefix`."""
-    return {path for path in sys.path if path.endswith(("site-packages", "dist-packages"))}
 
 
 def _environment(folder: str) -> dict[str, str]:

@@ -23,7 +23,7 @@ _TMP = "/tmp"
 class ShellSandbox:
     """A file system with writable folders, in which shell commands run one after the other.
 
-    Commands see the programs and libraries of the host, which they cannot change, and the folders of the sandbox. They
+    Commands see the host's programs and libraries, which they cannot change, and the folders of the sandbox. They
     have no network. The processes of a command end with the command; files remain until `close`. The sandbox needs
     user namespaces.
 
@@ -46,7 +46,11 @@ class ShellSandbox:
         self.limits = limits
         # In the sandbox, the user is root, but other users do not exist, so tar cannot restore them.
         self._env = {"HOME": _HOME, "TMPDIR": _TMP, "PWD": cwd, "TAR_OPTIONS": "--no-same-owner", **(env or {})}
-        _remove_abandoned()
+        # The files of sandboxes whose process was killed.
+        for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
+            with contextlib.suppress(OSError), lock.open("w") as file:  # it belongs to another user, or is in use
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(lock.parent)
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._lock = (self._folder / "new").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -137,14 +141,6 @@ class ShellSandbox:
             for folder, _, names in os.walk(path):
                 for entry in (folder, *(os.path.join(folder, name) for name in names)):
                     os.chown(entry, _NOBODY, _NOBODY, follow_symlinks=False)
-
-
-def _remove_abandoned() -> None:
-    """Remove the files of sandboxes whose process was killed."""
-    for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
-        with contextlib.suppress(OSError), lock.open("w") as file:  # it belongs to another user, or is in use
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(lock.parent)
 
 
 def _remove(folder: Path) -> None:

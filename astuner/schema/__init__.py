@@ -10,9 +10,7 @@ from astuner.schema.environment import (
     StepResult,
     TaskProfile,
 )
-from astuner.schema.forks import Fork, ForkCause
-from astuner.schema.judgement import Judgement
-from astuner.schema.packed import Floats, Ints, Packed, Part, joined, pack_floats, pack_ints, part_of
+from astuner.schema.packed import Floats, Ints, Packed, Part, concatenate, pack_floats, pack_ints, view_of
 from astuner.schema.records import (
     JSON_KEY,
     Anomaly,
@@ -28,8 +26,18 @@ from astuner.schema.records import (
     WorkflowOutput,
     WorkflowTask,
 )
-from astuner.schema.rewards import AgentStep, checked_reward
-from astuner.schema.sampling import Completion, FinishReason, Message, OutputConstraint, SamplingParams
+from astuner.schema.rewards import AgentStep, Judgement, checked_reward
+from astuner.schema.sampling import (
+    Completion,
+    FinishReason,
+    Fork,
+    ForkCause,
+    Message,
+    Messages,
+    OutputConstraint,
+    SamplingParams,
+    Tools,
+)
 
 __all__ = [
     "JSON_KEY",
@@ -51,6 +59,7 @@ __all__ = [
     "Judgement",
     "LlmCall",
     "Message",
+    "Messages",
     "Observation",
     "OutputConstraint",
     "Packed",
@@ -64,11 +73,12 @@ __all__ = [
     "TaskProfile",
     "TaskSet",
     "TokenCounts",
+    "Tools",
     "WorkflowOutput",
     "WorkflowTask",
     "checked_reward",
-    "joined",
+    "concatenate",
     "pack_floats",
     "pack_ints",
-    "part_of",
+    "view_of",
 ]

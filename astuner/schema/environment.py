@@ -97,7 +97,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class EnvTask:
-    """A task of an environment service: what a client needs to create an instance of the environment.
+    """What a client needs to create an environment's instance for a task.
 
     Attributes:
         env_type: the name of the environment in the service.

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 
 T = TypeVar("T", int, float)
 Part = tuple[Any, int, int]
-"""An array or a `range` of step 1, and the range of its numbers; or a number that is repeated, 0, and how often."""
+"""An array or a `range` with step 1, and the range of its numbers; or a number that is repeated, 0, and how often."""
 
 
 class Packed(Sequence[T]):
@@ -53,7 +53,7 @@ class Packed(Sequence[T]):
             offset += last - first
         return Packed(parts)
 
-    def joined(self, other: Packed[T]) -> Packed[T]:
+    def concatenate(self, other: Packed[T]) -> Packed[T]:
         """Return this sequence followed by another one, sharing the storage."""
         return Packed((*self.parts(), *other.parts()))
 
@@ -193,14 +193,14 @@ def pack_floats(values: Sequence[float]) -> Packed[float]:
     return Packed([(rounded if short else exact, 0, len(exact))])
 
 
-def joined(left: tuple[T, ...] | Packed[T], right: tuple[T, ...] | Packed[T]) -> tuple[T, ...] | Packed[T]:
+def concatenate(left: tuple[T, ...] | Packed[T], right: tuple[T, ...] | Packed[T]) -> tuple[T, ...] | Packed[T]:
     """Return two sequences one after the other, sharing the storage if both are packed."""
     if isinstance(left, Packed) and isinstance(right, Packed):
-        return left.joined(right)
+        return left.concatenate(right)
     return tuple(left) + tuple(right)
 
 
-def part_of(values: tuple[T, ...] | Packed[T], start: int, end: int) -> tuple[T, ...] | Packed[T]:
+def view_of(values: tuple[T, ...] | Packed[T], start: int, end: int) -> tuple[T, ...] | Packed[T]:
     """Return the numbers from index `start` to before `end`, sharing the storage if they are packed."""
     return values.view(start, end) if isinstance(values, Packed) else values[start:end]
 

@@ -8,11 +8,9 @@ from typing import Any, Literal
 
 from astuner.errors import WorkflowError, short_repr
 from astuner.schema.environment import EnvInstance, EnvTask
-from astuner.schema.forks import Fork
-from astuner.schema.judgement import Judgement
 from astuner.schema.packed import Floats, Ints, pack_floats
-from astuner.schema.rewards import AgentStep, checked_rewards
-from astuner.schema.sampling import FinishReason, Message, SamplingParams
+from astuner.schema.rewards import AgentStep, Judgement, checked_rewards
+from astuner.schema.sampling import FinishReason, Fork, Message, SamplingParams
 
 JSON_KEY = "json_key"
 """The key of a field's metadata with the field's JSON key in the run record, if that is not the field's name."""
@@ -29,7 +27,7 @@ class Task:
         main_query: the question for the agent.
         init_messages: chat messages that precede the question, if the data has them.
         metadata: all other fields of the data row, for example `answer`, for the workflow and the judge.
-        env_type: the environment of the task, for tasks of an environment service.
+        env_type: the task's environment, for tasks of an environment service.
         env: how an episode gets an instance of the environment; None for tasks of other readers.
         source: the reader of a mixture that the task comes from; "" without a mixture.
     """
@@ -45,7 +43,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class WorkflowTask:
-    """The input of a workflow: a task and the identity of the episode.
+    """A workflow's input: a task and the episode's identity.
 
     Attributes:
         task: the task.
@@ -95,9 +93,9 @@ class WorkflowOutput:
         is_success: whether the task was solved; None means `reward > 0`.
         metadata: data for the judge, for example `{"final_answer": "42"}`.
         log_metrics: numbers that are averaged over the step and logged.
-        steps: the steps of the LLM calls in the order of `ModelTuner.calls`, for algorithms that compare steps; None
+        steps: the LLM calls' steps in the order of `ModelTuner.calls`, for algorithms that compare steps; None
             for a call without one.
-        calls: the LLM calls of the episode, in order of completion. astuner sets them for the judge.
+        calls: the episode's LLM calls, in order of completion. astuner sets them for the judge.
 
     Raises:
         WorkflowError: a field has an invalid value.
@@ -186,10 +184,10 @@ class CallSpan:
 
     Attributes:
         call_id: the id of the call.
-        start, end: the lengths of the prompt, and of prompt and completion together. In a row, the prompt is
+        start, end: the lengths of the prompt, and prompt and completion together. In a row, the prompt is
             `token_ids[:start]` and the completion `token_ids[start:end]`.
-        nodes: in a tree sample, the index of each completion token; the prompt consists of the ancestors of the first
-            one (see `Sample.parents`). None in a row.
+        nodes: in a tree sample, the index of each completion token; the prompt consists of the first one's
+            ancestors (see `Sample.parents`). None in a row.
     """
 
     call_id: str
@@ -200,7 +198,7 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A training sample of an episode: a row, which is one root-to-leaf path through its calls, or a tree of all calls.
+    """An episode's training sample: a row, which is one root-to-leaf path through its calls, or a tree of all calls.
 
     All per-token sequences have length N.
 
@@ -209,7 +207,7 @@ class Sample:
         train_counts: N counts: how often the token at this index was sampled and is trained; 0 for context.
         logprobs: N natural-log probabilities from the sampler; 0.0 where `train_counts` is 0.
         position_ids: N positions.
-        weight: the sample's fraction of the trained tokens of its episode; the weights of an episode's samples sum to
+        weight: the sample's fraction of its episode's trained tokens; the weights of an episode's samples sum to
             1.
         spans: the positions of the calls.
         episode_id: the id of the episode.

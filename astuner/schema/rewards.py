@@ -1,11 +1,11 @@
-"""The rewards that workflows return."""
+"""The rewards that workflows and judges return."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from numbers import Real
 from typing import Any
@@ -32,6 +32,43 @@ class AgentStep:
         if not isinstance(self.state, str):
             raise WorkflowError(f"AgentStep.state must be a text, got {short_repr(self.state)}")
         object.__setattr__(self, "step_return", checked_reward(self.step_return, "AgentStep.step_return"))
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The result of a judge for one episode.
+
+    A judgement without `reward`, `agent_rewards` and `call_rewards` is unscored: the episode has no reward, is not
+    trained, and is counted under `unscored_cause`. The values are checked when the judge returns them.
+
+    Attributes:
+        reward: the reward of the episode; None if agents or calls have rewards, whose mean it then is, or if the judge
+            cannot score the episode.
+        is_success: whether the task was solved; None means `reward > 0`.
+        components: the parts of the reward by name, for example `{"correct": 1.0, "format": 0.5}`. They are recorded,
+            and logged as `reward/{name}/mean`; the algorithm `gdpo` normalises each of them separately.
+        agent_rewards: the rewards of the agents by name; every trained agent must be in it.
+        call_rewards: the rewards of the LLM calls, in the order of `WorkflowOutput.calls`.
+        explanation: the reason for the reward, or for its absence.
+        unscored_cause: a short name of why the episode is unscored, for example `rate_limit`.
+        metadata: further results to record.
+        metrics: numbers whose mean over the episodes of a step is logged as `judge/{name}`.
+    """
+
+    reward: float | None = None
+    is_success: bool | None = None
+    components: Mapping[str, float] = field(default_factory=dict)
+    agent_rewards: Mapping[str, float] = field(default_factory=dict)
+    call_rewards: tuple[float, ...] = ()
+    explanation: str = ""
+    unscored_cause: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether it has a reward."""
+        return self.reward is not None or bool(self.agent_rewards) or bool(self.call_rewards)
 
 
 def checked_rewards(reward: Any) -> float | dict[str, float] | tuple[float, ...] | None:

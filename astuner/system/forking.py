@@ -16,6 +16,9 @@ from abc import ABC, abstractmethod
 _POLL_SECONDS = 0.5
 _PR_SET_NAME = 15
 
+interpreter: tuple[str, ...] = (sys.executable, "-P")
+"""The command that runs a Python script. In a worker of Ray that was forked, it has the same server fork a process."""
+
 
 def name_process(name: str) -> None:
     """Give this process a name of at most 15 bytes, which `ps -e` and `top` show, where the system can."""
@@ -27,7 +30,6 @@ class ForkingServer(ABC):
     """Forks workers on request, and observes how they end.
 
     Attributes:
-        requests: the socket on which requests arrive.
         workers: process ids of the workers that have not been reaped.
         is_ending: whether `serve` handles no further request.
     """
@@ -35,12 +37,7 @@ class ForkingServer(ABC):
     is_ending = False
 
     def __init__(self, requests: socket.socket, launcher: int) -> None:
-        """Prepare this process for forks, after the imports that workers share.
-
-        Args:
-            requests: the socket on which requests arrive.
-            launcher: process id of this process's parent, without which `serve` returns.
-        """
+        """Prepare this process for forks, after the imports that workers share; `serve` ends with `launcher`."""
         self.requests = requests
         self.workers: set[int] = set()
         self._launcher = launcher
@@ -60,9 +57,13 @@ class ForkingServer(ABC):
     def worker_ended(self, pid: int, code: int) -> None:
         """Handle the end of a worker. `code` is its exit code, or -n after signal n."""
 
+    def tick(self) -> None:  # noqa: B027 optional
+        """Do what is due. Called at least twice a second while the process serves."""
+
     def serve(self) -> None:
         """Handle requests until `is_ending` is set or the parent process ends."""
         while os.getppid() == self._launcher and not self.is_ending:
+            self.tick()
             readable, _, _ = select.select([self.requests.fileno(), self._wakeup], [], [], _POLL_SECONDS)
             if self._wakeup in readable:
                 os.read(self._wakeup, 4096)
@@ -71,10 +72,9 @@ class ForkingServer(ABC):
                 self.handle_request()
 
     def fork(self) -> int:
-        """Fork a worker; return its process id, or 0 in the worker, which has closed the files of the loop.
+        """Fork a worker; return its process id, or 0 in the worker. OSError: too many processes, or too little memory.
 
-        Raises:
-            OSError: the system has too many processes, or too little memory.
+        The worker has closed the files of the loop.
         """
         pid = os.fork()
         if pid:
@@ -91,8 +91,9 @@ class ForkingServer(ABC):
         """Handle the ends of all workers that have ended."""
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                self.workers.discard(ended[0])
-                self.worker_ended(ended[0], os.waitstatus_to_exitcode(ended[1]))
+                if ended[0] in self.workers:  # and not an orphan that this process has adopted
+                    self.workers.discard(ended[0])
+                    self.worker_ended(ended[0], os.waitstatus_to_exitcode(ended[1]))
 
     def end_workers(self, grace: float) -> None:
         """Wait until all workers have ended, and kill those that remain after `grace` seconds."""

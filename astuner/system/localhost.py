@@ -11,25 +11,31 @@ import psutil
 from astuner.errors import ServiceError
 
 ADDRESS = "127.0.0.1"
+BACKLOG = 2048
+"""Connections that a server's socket holds until the server accepts them."""
 
 
 def listen(port: int) -> socket.socket:
-    """Return a socket that listens on a port of 127.0.0.1; 0 selects a free port.
-
-    Raises:
-        ServiceError: If the port cannot be used. The message names the process that holds it.
-    """
-    # asyncio switches Nagle's algorithm off, which delays answers by 40 ms, if the protocol is set.
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Return a socket that listens on a port of 127.0.0.1, 0 for a free one. ServiceError names its holder."""
     try:
-        listener.bind((ADDRESS, port))
-        listener.listen()
+        return listening_socket(ADDRESS, port)
     except OSError as error:
-        listener.close()
         in_use = error.errno == errno.EADDRINUSE
         reason = f"is in use by {port_holder(port)}" if in_use else f"cannot be used ({error.strerror})"
         raise ServiceError(f"port {port} {reason}; give another port with --port, or 0 for any free port") from error
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on a port of an address, 0 for a free one; OSError: it cannot be used."""
+    # asyncio switches Nagle's algorithm off, which delays answers by 40 ms, if the protocol is set.
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError:
+        listener.close()
+        raise
     return listener
 
 

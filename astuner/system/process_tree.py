@@ -1,8 +1,9 @@
-"""Functions on processes: children and descendants, the mark in the environment, and how to end processes."""
+"""Functions on processes: children and descendants, and how to end processes."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import signal
 import sys
@@ -12,15 +13,13 @@ from pathlib import Path
 
 import psutil
 
-MARK = "ASTUNER_EPISODE"
-"""Environment variable of the processes that a run starts.
-
-Its value is the mark: the token of the run and, in processes of an episode, a slash and the key of the episode. A run
-within an episode appends its own tokens.
-"""
+GRACE_SECONDS = 2.0
+"""Seconds between SIGTERM and SIGKILL for the processes that an episode has left."""
+kept_pids: set[int] = set()
+"""Children of this process that later episodes use, and that do not end with the episode that started them."""
 
 _POLL_SECONDS = 0.02
-_TICK_SECONDS = 0.02
+_PR_SET_CHILD_SUBREAPER = 36
 _KILL_SECONDS = 5.0
 # Python's resource trackers ignore SIGTERM. They end after the processes that use them, and then remove shared memory.
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
@@ -31,17 +30,17 @@ def child_pids(pid: int) -> list[int]:
     """Return the children of a process; empty if it has ended."""
     try:
         threads = os.listdir(f"/proc/{pid}/task")
-        return [child for thread in threads for child in thread_child_pids(f"/proc/{pid}/task/{thread}")]
+        return [child for thread in threads for child in _thread_child_pids(f"/proc/{pid}/task/{thread}")]
     except FileNotFoundError:  # not Linux, or a kernel without CONFIG_PROC_CHILDREN
         with contextlib.suppress(psutil.Error):
             return [child.pid for child in psutil.Process(pid).children()]
         return []
 
 
-def thread_child_pids(thread: str) -> list[int]:
+def _thread_child_pids(thread: str) -> list[int]:
     """Return the children that a thread started.
 
-    Every episode reads the children of dozens of threads, so this avoids the five times slower `pathlib`.
+    Every episode reads the children of several threads, so this avoids the five times slower `pathlib`.
 
     Args:
         thread: `/proc/PID/task/THREAD`.
@@ -68,27 +67,17 @@ def thread_child_pids(thread: str) -> list[int]:
     return [int(word) for word in listing.split()]
 
 
-def creation_clock() -> float:
-    """Return the current time on the clock of `psutil.Process.create_time`, rounded down to that clock's resolution.
-
-    On Linux, psutil adds the time since the boot, in ticks, to the time of the boot, in seconds.
-    """
-    if sys.platform != "linux":
-        return time.time()
-    return psutil.boot_time() + time.clock_gettime(time.CLOCK_BOOTTIME) - _TICK_SECONDS
+def adopt_orphans() -> None:
+    """Let this process adopt the orphans among its descendants (`PR_SET_CHILD_SUBREAPER`), where the system can."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def find_process(pid: int, created: float | None = None) -> psutil.Process | None:
-    """Return the running process with this id; None if it has ended, or if its id now belongs to another one.
-
-    Args:
-        pid: the id.
-        created: the process's creation time, in seconds since the epoch; None to accept any.
-    """
+def find_process(pid: int) -> psutil.Process | None:
+    """Return the running process with this id; None if it has ended."""
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        # Other processes compute the same time, apart from adjustments of the clock.
-        if (created is None or abs(process.create_time() - created) < 2.0) and is_running(process):
+        if is_running(process):
             return process
     return None
 
@@ -98,11 +87,6 @@ def is_running(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
-
-
-def mark_of(process: psutil.Process) -> list[str]:
-    """Return the parts of the process's `ASTUNER_EPISODE`; one empty part if it is not set or cannot be read."""
-    return environment_variable(process, MARK).split("/")
 
 
 def environment_variable(process: psutil.Process, name: str) -> str:
@@ -138,7 +122,6 @@ def end_processes(find: Callable[[], set[psutil.Process]], grace: float) -> set[
 
     Args:
         find: returns the running processes to end; called until it returns none, because a process may start others.
-        grace: seconds.
 
     Returns:
         Processes that could not be ended, because they belong to another user or wait for a device.

@@ -64,10 +64,7 @@ class _Batch:
     """
 
     def __init__(
-        self,
-        judge: BaseJudge,
-        episodes: Sequence[tuple[WorkflowTask, WorkflowOutput]],
-        loop: asyncio.AbstractEventLoop,
+        self, judge: BaseJudge, episodes: Sequence[tuple[WorkflowTask, WorkflowOutput]], loop: asyncio.AbstractEventLoop
     ) -> None:
         self.results: list[Judgement | EpisodeError] = []
         self.started = time.monotonic()
@@ -95,12 +92,12 @@ class _Batch:
             return judge_error(self._judge, error)
 
     def _awaited(self, answer: Awaitable[object]) -> object:
-        """Return the result of an awaitable, which runs on the event loop.
+        """Return the result of an awaitable on the event loop; raise CancelledError if nobody waits for it any more."""
 
-        Raises:
-            CancelledError: nobody waits for the result any more. The event loop may have ended.
-        """
-        waiting = _await(answer)
+        async def wait() -> object:
+            return await answer
+
+        waiting = wait()
         try:
             if self.ended:
                 raise RuntimeError
@@ -116,7 +113,3 @@ class _Batch:
                 if future.done():  # the judge raised it
                     raise
         raise asyncio.CancelledError
-
-
-async def _await(value: Awaitable[object]) -> object:
-    return await value

@@ -14,13 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from astuner.errors import JudgeError, SandboxError, UnscoredError, short_repr, shorten
 from astuner.sandbox import SandboxLimits, SandboxResult, run_program
-from astuner.schema import Judgement
-from astuner.task_judge.fields import answer_text, of_task, task_value
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge, answer_text, of_task, task_value
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
-    from astuner.schema import WorkflowOutput, WorkflowTask
 
 _FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
 _FOLDER = Path(__file__).parent / "code_tests"
@@ -101,10 +99,7 @@ class CodeAsJudge(BaseJudge):
                 )
         except SandboxError as error:
             raise UnscoredError(str(error), "sandbox") from error
-        return self._judgement(results)
-
-    def _judgement(self, results: Sequence[tuple[str, str]]) -> Judgement:
-        """Return the judgement for the name of each test and why it has failed; "" if it has passed."""
+        # Of each test, its name and why it has failed, "" if it has passed.
         failed = [(name, why) for name, why in results if why]
         fraction = 1 - len(failed) / len(results)
         text = f"{len(results) - len(failed)} of {len(results)} tests passed"

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from astuner.errors import JudgeError, PluginError, UnscoredError, short_repr
-from astuner.schema import Judgement
-from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.loading import make_judge
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge, make_judge
 from astuner.task_judge.scoring import judgement_of
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
-    from astuner.schema import WorkflowOutput, WorkflowTask
 
 
 class WeightedJudge(BaseJudge):
@@ -126,7 +124,7 @@ class GatedJudge(BaseJudge):
     """The reward of a judge, for episodes that another judge, the gate, has passed.
 
     The gate passes an episode if its `is_success` is true. The judge does not run for other episodes, which have
-    `failed_reward` and are not solved. The components of the reward are `gate` and `judge`, and the components of both
+    `failed_reward` and are not solved. The reward's components are `gate` and `judge`, and the components of both
     as `gate.COMPONENT` and `judge.COMPONENT`.
 
     Args:
@@ -185,11 +183,6 @@ class GatedJudge(BaseJudge):
 def _child(
     setting: str, entry: object, config: TaskJudgeConfig, search: Sequence[Path], more: Sequence[str] = ()
 ) -> BaseJudge:
-    """Return the judge for an entry in `params`.
-
-    Raises:
-        PluginError: the entry is invalid, or the judge cannot be created.
-    """
     keys = ("judge_protocol", "params", *more)
     if not isinstance(entry, Mapping) or not isinstance(entry.get("judge_protocol"), str):
         raise PluginError(
@@ -204,11 +197,7 @@ def _child(
 
 
 def _scored(name: str, judgement: Judgement) -> Judgement:
-    """Return a judgement with a reward.
-
-    Raises:
-        UnscoredError: the judgement has no reward.
-    """
+    """Return a judgement that has a reward; raise `UnscoredError` for another one."""
     if judgement.reward is None:
         raise UnscoredError(f"{name}: {judgement.explanation or 'no reward'}", judgement.unscored_cause)
     return judgement

@@ -1,4 +1,4 @@
-"""The judge of the game countdown: an expression of given numbers that has a given value."""
+"""The judge for the game countdown, in which an expression with given numbers must have a given value."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
 from astuner.errors import JudgeError, short_repr
-from astuner.schema import Judgement
-from astuner.task_judge.fields import answer_text, of_task, task_value
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge, answer_text, of_task, task_value
 from astuner.task_judge.math_text import last_boxed
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
-    from astuner.schema import WorkflowOutput, WorkflowTask
 
 _MAX_CHARACTERS = 300
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

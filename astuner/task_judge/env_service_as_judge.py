@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from astuner.errors import JudgeError
+from astuner.schema import WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-
-if TYPE_CHECKING:
-    from astuner.schema import WorkflowOutput, WorkflowTask
 
 
 class EnvServiceJudge(BaseJudge):

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from astuner.errors import JudgeError
-from astuner.schema import Judgement
-from astuner.task_judge.fields import answer_text, as_text, of_task, task_value
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge, answer_text, as_text, of_task, task_value
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
-    from astuner.schema import WorkflowOutput, WorkflowTask
 
 
 class ExactAnswerAsJudge(BaseJudge):

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from astuner.errors import JudgeError, shorten
-from astuner.schema import Judgement
-from astuner.task_judge.fields import answer_text, of_task, task_value
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseJudge, answer_text, of_task, task_value
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
-    from astuner.schema import WorkflowOutput, WorkflowTask
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
@@ -50,7 +48,13 @@ class JsonSchemaAsJudge(BaseJudge):
             JudgeError: the answer or the schema is missing or of another type, or the schema is invalid.
         """
         name = type(self).__name__
-        validator = self._validator or self._task_validator(workflow_task, name)
+        validator = self._validator
+        if validator is None:
+            schema = task_value(workflow_task, self.schema_field, name)
+            try:
+                validator = _validator(json.loads(schema) if isinstance(schema, str) else schema)
+            except ValueError as error:
+                raise JudgeError(f"{self.schema_field!r} in {of_task(workflow_task)} is {error}") from error
         try:
             value = _parse(answer_text(workflow_output, self.answer_field, name))
         except (ValueError, RecursionError) as error:
@@ -66,20 +70,8 @@ class JsonSchemaAsJudge(BaseJudge):
         text = f"{len(errors)} errors; at {errors[0].json_path}: {shorten(errors[0].message, 400)}"
         return Judgement(0.0, False, {"json": 1.0, "schema": 0.0}, explanation=text)
 
-    def _task_validator(self, workflow_task: WorkflowTask, name: str) -> Any:
-        schema = task_value(workflow_task, self.schema_field, name)
-        try:
-            return _validator(json.loads(schema) if isinstance(schema, str) else schema)
-        except ValueError as error:
-            raise JudgeError(f"{self.schema_field!r} in {of_task(workflow_task)} is {error}") from error
-
 
 def _validator(schema: object) -> Any:
-    """Return the validator of a schema.
-
-    Raises:
-        ValueError: the value is not a JSON schema.
-    """
     import referencing
     from jsonschema import SchemaError
     from jsonschema.validators import validator_for
@@ -95,12 +87,7 @@ def _validator(schema: object) -> Any:
 
 
 def _parse(text: str) -> Any:
-    """Return the JSON value of an answer.
-
-    Raises:
-        ValueError: the text contains no JSON.
-        RecursionError: the JSON is nested too deeply.
-    """
+    """Return the JSON value of an answer."""
     try:
         return json.loads(text, parse_constant=_reject)
     except ValueError:

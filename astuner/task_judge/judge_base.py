@@ -1,18 +1,23 @@
-"""The base class of judges."""
+"""The base classes of judges, their creation from a path, and the values that they read from metadata."""
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+from astuner.errors import JudgeError, PluginError, did_you_mean, shorten
+from astuner.plugin import load_class, raised_at
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
+
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
-    from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 
 Score = float | Mapping[str, float]
-"""The reward of an episode, or of its agents by name."""
+"""The reward of an episode, or its agents' rewards by name."""
+_OUTPUT = "the workflow's output metadata"
 
 
 class BaseJudge(ABC):
@@ -86,3 +91,111 @@ class BaseGroupJudge(BaseJudge):
         Raises:
             UnscoredError: the episodes cannot be scored.
         """
+
+
+def answer_text(workflow_output: WorkflowOutput, key: str, judge: str) -> str:
+    """Return the agent's answer, which is `key` in the metadata of the workflow's output; None is an empty text.
+
+    Raises:
+        JudgeError: there is no such key, or its value is neither a text nor a number.
+    """
+    return as_text(field_value(workflow_output.metadata, key, _OUTPUT, judge), key, _OUTPUT)
+
+
+def task_value(workflow_task: WorkflowTask, key: str, judge: str) -> Any:
+    """Return `key` in the metadata of a task.
+
+    Raises:
+        JudgeError: there is no such key.
+    """
+    return field_value(workflow_task.task.metadata, key, of_task(workflow_task), judge)
+
+
+def of_task(workflow_task: WorkflowTask) -> str:
+    """Return the name of a task's metadata for messages."""
+    return f"the metadata of task {shorten(workflow_task.task_id)}"
+
+
+def field_value(metadata: Mapping[str, Any], key: str, owner: str, judge: str) -> Any:
+    """Return the value under `key`.
+
+    Raises:
+        JudgeError: there is no such key.
+    """
+    if key not in metadata:
+        keys = shorten(", ".join(sorted(map(str, metadata))), 1000) or "none"
+        raise JudgeError(f"{owner} has no {key!r}, which {judge} needs. Its keys: {keys}.")
+    value = metadata[key]
+    return value.item() if getattr(value, "shape", None) == () else value  # numpy scalars
+
+
+def as_text(value: object, key: str, owner: str) -> str:
+    """Return a text or a number as text; None becomes an empty text.
+
+    Raises:
+        JudgeError: the value is neither.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise JudgeError(f"{key!r} in {owner} is of type {type(value).__name__}; expected a string or a number.")
+    return str(value)
+
+
+def make_judge(
+    path: str,
+    config: TaskJudgeConfig,
+    params: Mapping[str, Any],
+    search: Sequence[Path] = (),
+    *,
+    setting: str = "task_judge",
+) -> BaseJudge:
+    """Create the judge of class `path`.
+
+    Args:
+        path: `package.module->Class`.
+        config: the section `task_judge`.
+        search: folders that are searched for the class.
+        setting: the name of the configuration section, for messages.
+
+    Raises:
+        PluginError: the class cannot be loaded or created, or has no such parameter.
+    """
+    judge_class = load_class(path, BaseJudge, search=search)  # type: ignore[type-abstract]
+    _check_params(path, judge_class, params, setting)
+    try:
+        return judge_class.from_params(config, params, search)
+    except PluginError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise PluginError(
+            f"{setting}.judge_protocol `{path}` could not be created from its configuration section: "
+            f"{type(error).__name__}: {error} (at {raised_at(error)})"
+        ) from error
+
+
+def judge_paths(config: TaskJudgeConfig) -> list[str]:
+    """Return the paths of the configured judge and the judges in its parameters."""
+    nested: list[object] = [config.params]
+    paths = [] if config.judge_protocol is None else [config.judge_protocol]
+    for value in nested:  # the loop appends to the list
+        if isinstance(value, Mapping):
+            nested += value.values()
+            path = value.get("judge_protocol")
+            paths += [path] if isinstance(path, str) else []
+    return paths
+
+
+def _check_params(path: str, judge_class: type[BaseJudge], params: Mapping[str, Any], setting: str) -> None:
+    parameters = list(inspect.signature(judge_class).parameters.values())[1:]
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+        return
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    accepted = f"it has {', '.join(named)}" if named else "it has none"
+    for name in params:
+        if name not in named:
+            hint = did_you_mean(name, named, " Did you mean {}?", show=str)
+            raise PluginError(f"{setting}.params: `{path}` has no parameter {str(name)!r}; {accepted}.{hint}")
+    missing = [name for name, p in named.items() if p.default is p.empty and name not in params]
+    if missing:
+        raise PluginError(f"{setting}.params: `{path}` needs {', '.join(missing)}; {accepted}.")

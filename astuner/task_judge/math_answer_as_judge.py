@@ -3,27 +3,140 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+import atexit
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
+from loguru import logger
 from pydantic import BaseModel
 
 from astuner.errors import JudgeError, shorten
 from astuner.helper_llm.client import NoAnswer
-from astuner.schema import Judgement
-from astuner.task_judge.fields import answer_text, as_text, of_task, task_value
-from astuner.task_judge.judge_base import BaseJudge
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
+from astuner.system.process_tree import kept_pids
+from astuner.task_judge.judge_base import BaseJudge, answer_text, as_text, of_task, task_value
 from astuner.task_judge.llm.llm_judge import LlmJudge, question_of, undecided, unscored
 from astuner.task_judge.llm.prompts import fenced_prompt
 from astuner.task_judge.math_text import PlainNumber, final_answer, is_bare_expression, plain_number
-from astuner.task_judge.math_verify_process import MathVerifyProcess
-
-if TYPE_CHECKING:
-    from astuner.schema import WorkflowOutput, WorkflowTask
 
 _MAX_CHARACTERS = 1000
 """The maximum length of an answer that is marked in the text; longer ones are wrong."""
 _MAX_TAIL = 2000
-"""The length of the end of a text that is searched for an answer, if no answer is marked."""
+"""The length of a text's end that is searched for an answer, if no answer is marked."""
+
+_SERVER = Path(__file__).with_name("math_verify_server.py")
+
+
+class MathVerifyProcess:
+    """The math-verify server for all threads in a process (see `math_verify_server` for why it is a separate process).
+
+    It starts with the first comparison, and restarts if it was killed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0  # of the latest request
+        # By the id of this process, so that a forked process starts its own server.
+        self._servers: dict[int, subprocess.Popen[bytes]] = {}
+        os.register_at_fork(after_in_child=lambda: setattr(self, "_lock", threading.Lock()))
+        atexit.register(self.close)
+
+    def is_same(self, gold: Sequence[str], answer: Sequence[str]) -> bool:
+        """Return whether two answers are equal; False if the comparison takes too much time or memory.
+
+        Args:
+            gold: forms of the reference answer to try to parse, best first.
+            answer: forms of the answer to judge.
+
+        Raises:
+            JudgeError: the server cannot be started, or was killed twice.
+        """
+        with self._lock:
+            self._number += 1
+            request = json.dumps({"number": self._number, "gold": gold, "answer": answer}).encode() + b"\n"
+            for _ in range(2):
+                verdict = self._request(request)
+                if verdict is not None:
+                    break
+                self.close()
+        if verdict is None:
+            raise JudgeError(
+                "the math-verify process was killed twice while it compared an answer; check the available memory"
+            )
+        if verdict == "died":
+            logger.warning(
+                "an answer counts as wrong because math-verify exceeded its limits: {!r} (reference {!r})",
+                answer[0][:80],
+                gold[0][:80],
+            )
+        return verdict == "same"
+
+    def close(self) -> None:
+        """End the server; the next comparison starts another."""
+        process = self._servers.pop(os.getpid(), None)
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        kept_pids.discard(process.pid)
+        for pipe in (process.stdin, process.stdout):
+            with suppress(BrokenPipeError):  # a request that was never read
+                assert pipe is not None
+                pipe.close()
+
+    def _request(self, request: bytes) -> str | None:
+        """Return `same`, `different`, or `died` if the comparison exceeded its limits; None if the server exited."""
+        process = self._servers.get(os.getpid()) or self._start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        current = None
+        try:
+            process.stdin.write(request)
+            process.stdin.flush()
+            for line in process.stdout:
+                word, number = line.decode().split()
+                if word == "begin":
+                    current = int(number)
+                elif word == "died" and current != self._number:
+                    # A child that was killed while idle may have read the request already, so it is sent again. If
+                    # both copies are answered, the number identifies the second answer.
+                    process.stdin.write(request)
+                    process.stdin.flush()
+                elif word == "died" or int(number) == self._number:
+                    return word
+        except BrokenPipeError:
+            return None
+        return None
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with tempfile.TemporaryFile() as errors:
+            process = subprocess.Popen(
+                [sys.executable, "-P", str(_SERVER)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,  # Ctrl-C reaches only the run, which then ends the server
+            )
+            kept_pids.add(process.pid)
+            self._servers[os.getpid()] = process
+            assert process.stdout is not None
+            if process.stdout.readline() == b"ready\n":
+                return process
+            self.close()
+            errors.seek(0)
+            reason = errors.read().decode(errors="replace").strip().splitlines()[-1:]
+        raise JudgeError(
+            f"math-verify cannot be started: {''.join(reason) or 'the process exited without a message'}."
+            ' Install it with `pip install "math-verify>=0.9"`.'
+        )
+
 
 _math_verify = MathVerifyProcess()
 
@@ -49,7 +162,7 @@ class MathAnswerAsJudge(BaseJudge):
 
 
 class SameAnswer(BaseModel):
-    """The answer of the LLM: whether two answers are the same; null if it cannot tell."""
+    """The LLM's answer: whether two answers are the same; null if it cannot tell."""
 
     reason: str = ""
     same: bool | None
@@ -95,11 +208,7 @@ class MathAnswerAndLlmAsJudge(LlmJudge):
 
 
 def _answers(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[str, str]:
-    """Return the reference and the agent's answer.
-
-    Raises:
-        JudgeError: one is missing or is neither a text nor a number, or the reference is empty.
-    """
+    """Return the reference and the agent's answer."""
     name = type(judge).__name__
     gold = as_text(task_value(workflow_task, "answer", name), "answer", of_task(workflow_task))
     if not gold.strip():
@@ -112,7 +221,6 @@ def is_same_answer(gold: str, answer: str) -> bool:
 
     Args:
         gold: the reference answer, or a text in which it is marked.
-        answer: the agent's answer.
 
     Raises:
         JudgeError: math-verify cannot be started.

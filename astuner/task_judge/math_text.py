@@ -88,7 +88,7 @@ def final_answer(text: str) -> tuple[str, bool]:
 
 def last_boxed(text: str) -> str | None:
     r"""Return the content of the last complete `\boxed{…}` (in nested boxes, the inner one); None if there is none."""
-    open_braces: list[int] = []  # the start of the content of a box, -1 for any other brace
+    open_braces: list[int] = []  # the start of a box's content, -1 for any other brace
     start, end = -1, -1
     for match in _BOX_OR_BRACE.finditer(text):
         token = match[0]

@@ -3,7 +3,7 @@ r"""A program that compares mathematical answers with `math-verify`, in a proces
 SymPy can take minutes and gigabytes for a short answer such as `9^{9^{9^{9}}}`, within single operations that cannot be
 interrupted in a thread. So answers are compared in a forked child, whose memory is limited and which the kernel kills
 at its limit of CPU time. The parent stays ready to fork the next child, as importing SymPy takes a second.
-`math_verify_process` starts this program and communicates with it.
+`math_answer_as_judge` starts this program and communicates with it.
 
 Each input line is a JSON object, `{"number": N, "gold": [TEXT, …], "answer": [TEXT, …]}`, with the forms of each answer
 to try to parse, best first. The program writes `ready` once. For each request it writes `begin N`, then `same N` or

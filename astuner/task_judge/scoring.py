@@ -44,6 +44,8 @@ async def score(
     workflow_output: WorkflowOutput,
     timeout: float | None,
     details: Callable[[], str] = str,
+    *,
+    inline: bool = False,
 ) -> Judgement:
     """Score one episode with `judge`.
 
@@ -51,11 +53,9 @@ async def score(
     not return in time, it is abandoned; it blocks neither the event loop nor the exit of the interpreter.
 
     Args:
-        judge: the judge.
-        workflow_task: the task of the episode.
-        workflow_output: the output of the workflow.
         timeout: time limit of the judge, in seconds; None for no limit.
         details: returns details of the episode for the log message about a late judge.
+        inline: call a synchronous judge in this thread, where breakpoints work. Only Ctrl-C ends one that blocks.
 
     Returns:
         The checked judgement: its reward and `is_success` are set unless the episode is unscored. If the judge does
@@ -66,95 +66,7 @@ async def score(
         UnscoredError: the judge raised this error.
         EpisodeTimeout: the judge took longer than `timeout`.
     """
-    return await _score(judge, workflow_task, workflow_output, timeout, details, in_daemon_thread)
-
-
-async def score_inline(
-    judge: BaseJudge,
-    workflow_task: WorkflowTask,
-    workflow_output: WorkflowOutput,
-    timeout: float | None,
-    details: Callable[[], str] = str,
-) -> Judgement:
-    """Score one episode like `score`, with a synchronous `compute_reward` in this thread, where breakpoints work.
-
-    Only Ctrl-C ends a judge that blocks.
-    """
-    return await _score(judge, workflow_task, workflow_output, timeout, details, _outside_event_loop)
-
-
-async def judgement_of(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Judgement:
-    """Return the checked judgement from a judge that is part of another judge, whose timeout applies.
-
-    Raises:
-        JudgeError: the judge raised, or did not return a reward.
-        UnscoredError: the judge raised this error.
-    """
-    return await _call_judge(judge, workflow_task, workflow_output, _call_of_this_judge.get())
-
-
-async def score_group(
-    judge: BaseGroupJudge,
-    workflow_task: WorkflowTask,
-    workflow_outputs: Sequence[WorkflowOutput],
-    timeout: float | None,
-    *,
-    inline: bool = False,
-) -> list[Judgement]:
-    """Score the episodes of one task together.
-
-    Args:
-        judge: the judge.
-        workflow_task: the task of the episodes.
-        workflow_outputs: the outputs of the workflow.
-        timeout: time limit of the judge, in seconds; None for no limit.
-        inline: call a synchronous judge in this thread, where breakpoints work.
-
-    Returns:
-        A judgement for each episode, as from `score`.
-
-    Raises:
-        JudgeError: the judge raised, or did not return a result for each episode.
-        UnscoredError: the judge raised this error.
-        EpisodeTimeout: the judge took longer than `timeout`.
-    """
-    if len(workflow_outputs) == 1:
-        compute = score_inline if inline else score
-        return [await compute(judge, workflow_task, workflow_outputs[0], timeout)]
     call = _outside_event_loop if inline else in_daemon_thread
-    try:
-        async with asyncio.timeout(timeout):
-            if inspect.iscoroutinefunction(judge.compute_group_rewards):
-                results: Any = await judge.compute_group_rewards(workflow_task, workflow_outputs)
-            else:
-                results = await call(judge.compute_group_rewards, workflow_task, workflow_outputs)
-                results = await results if inspect.isawaitable(results) else results
-    except TimeoutError:
-        seconds = f"judge {_name(judge)} took longer than {timeout:g} s for a group of {len(workflow_outputs)} episodes"
-        raise EpisodeTimeout(f"{seconds}; make it faster, or raise astuner.task_judge.timeout.") from None
-    except EpisodeError:
-        raise
-    except BdbQuit as error:
-        raise DebuggerQuit from error
-    except Exception as error:
-        raise judge_error(judge, error) from error
-    if not isinstance(results, Sequence) or len(results) != len(workflow_outputs):
-        raise JudgeError(
-            f"judge {_name(judge)} returned {short_repr(results)} for a group of {len(workflow_outputs)} episodes; "
-            "expected a list with a result for each of them."
-        )
-    return [checked_judgement(result, judge) for result in results]
-
-
-async def _score(
-    judge: BaseJudge,
-    workflow_task: WorkflowTask,
-    workflow_output: WorkflowOutput,
-    timeout: float | None,
-    details: Callable[[], str],
-    call: _Call,
-) -> Judgement:
-    """Score one episode; `call` calls a synchronous `compute_reward`."""
     ended: list[float] = []
 
     async def call_judge() -> Judgement:
@@ -184,6 +96,65 @@ async def _score(
         # Python closes the coroutines of a task that awaits a GeneratorExit, so none of them can handle it.
         raise judge_error(judge, error) from error
     return scoring.result()
+
+
+async def judgement_of(judge: BaseJudge, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Judgement:
+    """Return the checked judgement from a judge that is part of another judge, whose timeout applies.
+
+    Raises:
+        JudgeError: the judge raised, or did not return a reward.
+        UnscoredError: the judge raised this error.
+    """
+    return await _call_judge(judge, workflow_task, workflow_output, _call_of_this_judge.get())
+
+
+async def score_group(
+    judge: BaseGroupJudge,
+    workflow_task: WorkflowTask,
+    workflow_outputs: Sequence[WorkflowOutput],
+    timeout: float | None,
+    *,
+    inline: bool = False,
+) -> list[Judgement]:
+    """Score the episodes of one task together.
+
+    Args:
+        timeout: time limit of the judge, in seconds; None for no limit.
+        inline: call a synchronous judge in this thread, where breakpoints work.
+
+    Returns:
+        A judgement for each episode, as from `score`.
+
+    Raises:
+        JudgeError: the judge raised, or did not return a result for each episode.
+        UnscoredError: the judge raised this error.
+        EpisodeTimeout: the judge took longer than `timeout`.
+    """
+    if len(workflow_outputs) == 1:
+        return [await score(judge, workflow_task, workflow_outputs[0], timeout, inline=inline)]
+    call = _outside_event_loop if inline else in_daemon_thread
+    try:
+        async with asyncio.timeout(timeout):
+            if inspect.iscoroutinefunction(judge.compute_group_rewards):
+                results: Any = await judge.compute_group_rewards(workflow_task, workflow_outputs)
+            else:
+                results = await call(judge.compute_group_rewards, workflow_task, workflow_outputs)
+                results = await results if inspect.isawaitable(results) else results
+    except TimeoutError:
+        seconds = f"judge {_name(judge)} took longer than {timeout:g} s for a group of {len(workflow_outputs)} episodes"
+        raise EpisodeTimeout(f"{seconds}; {MAKE_FASTER}") from None
+    except EpisodeError:
+        raise
+    except BdbQuit as error:
+        raise DebuggerQuit from error
+    except Exception as error:
+        raise judge_error(judge, error) from error
+    if not isinstance(results, Sequence) or len(results) != len(workflow_outputs):
+        raise JudgeError(
+            f"judge {_name(judge)} returned {short_repr(results)} for a group of {len(workflow_outputs)} episodes; "
+            "expected a list with a result for each of them."
+        )
+    return [checked_judgement(result, judge) for result in results]
 
 
 def late_text(judge: BaseJudge, workflow_task: WorkflowTask, timeout: float | None, details: str = "") -> str:
@@ -294,12 +265,7 @@ def checked_judgement(answer: object, judge: BaseJudge) -> Judgement:
 
 
 def _from_short_form(answer: object, judge: BaseJudge) -> Judgement:
-    """Return the judgement for a reward, or for a reward and whether the task was solved.
-
-    Raises:
-        JudgeError: the second value is not a bool.
-        ValueError, WorkflowError: the answer has neither form.
-    """
+    """Return the judgement for a reward, or for a reward and whether the task was solved."""
     if not isinstance(answer, tuple | list):
         return Judgement(checked_reward(answer, "the reward"))
     reward, success = answer
@@ -312,11 +278,7 @@ def _from_short_form(answer: object, judge: BaseJudge) -> Judgement:
 
 
 def _complete(judgement: Judgement) -> Judgement:
-    """Return the judgement with Python's numbers, the reward of the episode, and whether the task was solved.
-
-    Raises:
-        TypeError, ValueError, WorkflowError: a value is invalid.
-    """
+    """Return the judgement with Python's numbers, the reward of the episode, and whether the task was solved."""
     agents = _numbers(judgement.agent_rewards, "agent_rewards")
     calls = tuple(checked_reward(value, f"call_rewards[{i}]") for i, value in enumerate(judgement.call_rewards))
     if agents and calls:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from astuner.task_reader.reader import describe_left_out, read_tasks
-from astuner.task_reader.task_reader_base import BaseTaskReader
+from astuner.task_reader.reader import BaseTaskReader, describe_left_out, read_tasks
 
 __all__ = ["BaseTaskReader", "describe_left_out", "read_tasks"]

@@ -116,19 +116,18 @@ def _json_lines(file: Path) -> Iterator[DatasetRow]:
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             text = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if text.strip():
-                yield _parsed_line(f"line {number}", text.rstrip())
-
-
-def _parsed_line(where: str, line: bytes) -> DatasetRow:
-    try:
-        return DatasetRow(where, json.loads(line.decode()))
-    except UnicodeDecodeError as error:
-        return DatasetRow(where, problem=f"not UTF-8: {error.reason} at byte {error.start + 1}")
-    except json.JSONDecodeError as error:
-        return DatasetRow(where, problem=f"not JSON: {error.msg} at column {error.colno}")
-    except (ValueError, RecursionError) as error:  # a number with thousands of digits, or too deep nesting
-        return DatasetRow(where, problem=f"not JSON: {error}")
+            if not text.strip():
+                continue
+            content, problem = None, ""
+            try:
+                content = json.loads(text.rstrip().decode())
+            except UnicodeDecodeError as error:
+                problem = f"not UTF-8: {error.reason} at byte {error.start + 1}"
+            except json.JSONDecodeError as error:
+                problem = f"not JSON: {error.msg} at column {error.colno}"
+            except (ValueError, RecursionError) as error:  # a number with thousands of digits, or too deep nesting
+                problem = f"not JSON: {error}"
+            yield DatasetRow(f"line {number}", content, problem)
 
 
 def json_rows(file: Path) -> Iterator[DatasetRow]:

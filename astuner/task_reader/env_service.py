@@ -15,8 +15,6 @@ def env_splits(config: EnvServiceConfig, key: str, started: EnvServiceAddress | 
     """Return the training and validation tasks of an environment, in its order.
 
     Args:
-        config: the section.
-        key: its name.
         started: the service that the run has started, for `env_url: auto`.
 
     Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,9 +37,8 @@ def apply_filters(
     """Return the tasks that pass all filters, with the number of the others by cause.
 
     Args:
-        tasks: all tasks.
         filters: section `task_reader.filters`. They are applied in order, each to what the one before it kept.
-        count_tokens: returns the number of tokens of a text.
+        count_tokens: counts the tokens in a text.
         search: the folders in which to search for `package.module->function`.
 
     Raises:
@@ -84,7 +83,14 @@ def _finder(
     match entry:
         case LengthFilter():
             measure = count_tokens if entry.unit == "tokens" else len
-            return lambda tasks: [_length_cause(measure(prompt_text(task)), entry) for task in tasks]
+
+            def cause(length: int) -> str | None:
+                if length < entry.min:
+                    return f"shorter than {entry.min} {entry.unit}"
+                is_longer = entry.max is not None and length > entry.max
+                return f"longer than {entry.max} {entry.unit}" if is_longer else None
+
+            return lambda tasks: [cause(measure(prompt_text(task))) for task in tasks]
         case DuplicateFilter():
             return lambda tasks: find_duplicates(tasks, entry)
         case RegexFilter():
@@ -104,14 +110,6 @@ def prompt_text(task: Task) -> str:
         else:
             texts += [str(part["text"]) for part in content if isinstance(part, dict) and "text" in part]
     return "\n".join(text for text in (*texts, task.main_query) if text)
-
-
-def _length_cause(length: int, entry: LengthFilter) -> str | None:
-    if length < entry.min:
-        return f"shorter than {entry.min} {entry.unit}"
-    if entry.max is not None and length > entry.max:
-        return f"longer than {entry.max} {entry.unit}"
-    return None
 
 
 def find_duplicates(tasks: Sequence[Task], entry: DuplicateFilter) -> Causes:
@@ -134,10 +132,13 @@ def find_duplicates(tasks: Sequence[Task], entry: DuplicateFilter) -> Causes:
     kept: list[frozenset[str]] = []
     causes: Causes = []
     for task in tasks:
-        grams = _ngrams(prompt_text(task), entry.ngram)
+        words = _WORD.findall(prompt_text(task).lower())
+        starts = range(max(1, len(words) - entry.ngram + 1))
+        grams = frozenset(" ".join(words[start : start + entry.ngram]) for start in starts)
         sketch = MinHash(num_perm=count, seed=1)
         sketch.update_batch([gram.encode("utf-8", "surrogatepass") for gram in grams])
-        if any(_jaccard(grams, kept[other]) >= entry.threshold for other in index.query(sketch)):
+        candidates = [kept[other] for other in index.query(sketch)]
+        if any(len(grams & other) / len(grams | other) >= entry.threshold for other in candidates):
             causes.append(f"similar to an earlier task (threshold {entry.threshold:g})")
         else:
             index.insert(len(kept), sketch, check_duplication=False)
@@ -146,17 +147,10 @@ def find_duplicates(tasks: Sequence[Task], entry: DuplicateFilter) -> Causes:
     return causes
 
 
-def _ngrams(text: str, size: int) -> frozenset[str]:
-    words = _WORD.findall(text.lower())
-    return frozenset(" ".join(words[start : start + size]) for start in range(max(1, len(words) - size + 1)))
-
-
-def _jaccard(one: frozenset[str], other: frozenset[str]) -> float:
-    return len(one & other) / len(one | other)
-
-
 def _matches(tasks: Sequence[Task], entry: RegexFilter) -> Causes:
-    values = [_field(task, entry.field) for task in tasks]
+    is_attribute = entry.field in ("main_query", "task_id", "source")
+    found = [getattr(task, entry.field) if is_attribute else task.metadata.get(entry.field) for task in tasks]
+    values = [None if value is None else str(value) for value in found]
     if tasks and all(value is None for value in values):
         names = sorted({name for task in tasks for name in task.metadata})
         raise TaskDataError(
@@ -166,15 +160,8 @@ def _matches(tasks: Sequence[Task], entry: RegexFilter) -> Causes:
         )
     pattern, keeps = re.compile(entry.pattern), entry.action == "keep"
     cause = f"{entry.field} {'does not match' if keeps else 'matches'} {entry.pattern!r}"
-    found: Iterable[bool] = (value is not None and pattern.search(value) is not None for value in values)
-    return [None if matches is keeps else cause for matches in found]
-
-
-def _field(task: Task, name: str) -> str | None:
-    if name in ("main_query", "task_id", "source"):
-        return str(getattr(task, name))
-    value = task.metadata.get(name)
-    return None if value is None else str(value)
+    matching = (value is not None and pattern.search(value) is not None for value in values)
+    return [None if matches is keeps else cause for matches in matching]
 
 
 def _rejected(task: Task, function: Callable[[Task], object], path: str) -> str | None:

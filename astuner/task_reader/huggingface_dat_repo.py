@@ -60,7 +60,13 @@ def repo_splits(config: HuggingFaceConfig, base_dir: Path) -> tuple[DatasetSplit
                 continue
             validation = None
             if config.validation_split is not None:
-                validation = _validation(datasets, location, config.validation_split)
+                try:
+                    validation = _load(datasets, location, config.validation_split)
+                except (*LOAD_ERRORS, datasets.exceptions.DatasetsError) as error:
+                    raise TaskDataError(
+                        f"{location} has no validation split {config.validation_split!r}: {message_of(error)}\n"
+                        f"Set {_SECTION}.validation_split to an existing split, or to null for no validation."
+                    ) from error
             return training, validation
     hint = "\nOnline, it is downloaded once and cached; offline, set dataset_path to a local folder." if offline else ""
     raise TaskDataError(
@@ -98,27 +104,18 @@ def _locations(config: HuggingFaceConfig, base_dir: Path) -> list[_Location]:
     return locations
 
 
-def _validation(datasets: Any, location: _Location, split: str) -> DatasetSplit:
-    try:
-        return _load(datasets, location, split)
-    except (*LOAD_ERRORS, datasets.exceptions.DatasetsError) as error:
-        raise TaskDataError(
-            f"{location} has no validation split {split!r}: {message_of(error)}\n"
-            f"Set {_SECTION}.validation_split to an existing split, or to null for no validation."
-        ) from error
-
-
 def _load(datasets: Any, location: _Location, split: str) -> DatasetSplit:
     folder = Path(location.path)
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         rows = _saved(datasets, location, split)
     else:
         rows = datasets.load_dataset(location.path, location.subset, split=split)
-    return DatasetSplit(f"{location} [{split}]", _numbered(rows))
+    numbered = (DatasetRow(f"row {number}", content) for number, content in enumerate(rows, 1))
+    return DatasetSplit(f"{location} [{split}]", numbered)
 
 
 def _saved(datasets: Any, location: _Location, split: str) -> Iterable[object]:
-    """Return the rows of a split that `save_to_disk` wrote; a single data set stores the name of its split."""
+    """Return a split's rows that `save_to_disk` wrote; a single data set stores the name of its split."""
     saved = datasets.load_from_disk(location.path)
     splits = saved if isinstance(saved, dict) else {str(saved.split or "train"): saved}
     if location.subset is not None:
@@ -127,7 +124,3 @@ def _saved(datasets: Any, location: _Location, split: str) -> Iterable[object]:
         raise ValueError(f"Unknown split {split!r}. Should be one of {short_repr(list(splits))}.")
     rows: Iterable[object] = splits[split]
     return rows
-
-
-def _numbered(rows: Iterable[object]) -> Iterable[DatasetRow]:
-    return (DatasetRow(f"row {number}", content) for number, content in enumerate(rows, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from datetime import time as datetime_time
 from decimal import Decimal
@@ -50,15 +50,12 @@ class _RowError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _ParsedRow:
-    """A valid row; the id of its task depends on the other rows too."""
+    """A valid row, and its task, whose id may get a suffix because of the other rows."""
 
     where: str
     content: Mapping[str, Any]
     row_id: str | None
-    base_id: str
-    main_query: str
-    messages: tuple[Message, ...]
-    metadata: Mapping[str, Any]
+    task: Task
 
 
 def make_tasks(
@@ -66,12 +63,11 @@ def make_tasks(
 ) -> tuple[list[Task], dict[str, list[str]]]:
     """Convert the rows of a split to tasks, in the same order.
 
-    The id of a task is that of its row. If the row has no id, it is a hash of the row's content (BLAKE2b of its JSON
+    A task has the id of its row. If the row has no id, it is a hash of the row's content (BLAKE2b of its JSON
     with sorted keys); the second of equal rows gets the suffix `-2`, and so on. `metadata` has all fields except the id
     and the messages.
 
     Args:
-        split: the rows.
         fields: the names of the fields; see `FieldMapping` for the defaults.
         transcripts: the rows are conversations for supervised training (see `read_tasks`).
 
@@ -89,10 +85,7 @@ def make_tasks(
         except _RowError as problem:
             problems.setdefault(str(problem), []).append(row.where)
     ids = _unique_ids(parsed_rows, split.source)
-    tasks = [
-        Task(task_id, row.main_query, row.messages, row.metadata) for task_id, row in zip(ids, parsed_rows, strict=True)
-    ]
-    return tasks, problems
+    return [replace(row.task, task_id=task_id) for task_id, row in zip(ids, parsed_rows, strict=True)], problems
 
 
 def checked_tasks(items: Sequence[object], source: str, *, transcripts: bool) -> list[Task]:
@@ -151,15 +144,8 @@ def _parse_row(row: DatasetRow, fields: FieldMapping, transcripts: bool) -> _Par
     else:
         question = _question(content, fields)
     row_id = _row_id(content[id_field], id_field) if id_field else None
-    return _ParsedRow(
-        where=row.where,
-        content=content,
-        row_id=row_id,
-        base_id=row_id or _hash(content),
-        main_query=question,
-        messages=messages,
-        metadata={name: value for name, value in content.items() if name not in (id_field, message_field)},
-    )
+    metadata = {name: value for name, value in content.items() if name not in (id_field, message_field)}
+    return _ParsedRow(row.where, content, row_id, Task(row_id or _hash(content), question, messages, metadata))
 
 
 def _field(content: Mapping[str, Any], configured: str | None, defaults: Sequence[str]) -> str | None:
@@ -253,13 +239,13 @@ def _unique_ids(rows: Sequence[_ParsedRow], source: str) -> list[str]:
     last_number: dict[str, int] = {}
     ids = []
     for row in rows:
-        number = last_number.get(row.base_id, 0) + 1
-        task_id = row.base_id if number == 1 else f"{row.base_id}-{number}"
+        number = last_number.get(row.task.task_id, 0) + 1
+        task_id = row.task.task_id if number == 1 else f"{row.task.task_id}-{number}"
         has_reserved_id = row.row_id is not None and number == 1
         while task_id in used and not has_reserved_id:
             number += 1
-            task_id = f"{row.base_id}-{number}"
-        last_number[row.base_id] = number
+            task_id = f"{row.task.task_id}-{number}"
+        last_number[row.task.task_id] = number
         used.add(task_id)
         ids.append(task_id)
     return ids

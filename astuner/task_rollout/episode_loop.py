@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import selectors
 import weakref
 from asyncio.unix_events import _UnixSubprocessTransport  # type: ignore[attr-defined]
 from collections.abc import Callable, Coroutine, Sequence
@@ -14,10 +15,9 @@ from typing import Any, Generic, NoReturn, TypeVar
 from loguru import logger
 
 from astuner.debugging.breakpoints import DebuggerQuit
-from astuner.debugging.tracebacks import error_stack
+from astuner.debugging.tracebacks import error_stack, innermost_user_frame
 from astuner.errors import describe_error
-from astuner.task_rollout.uncaught import UncaughtError, UncaughtErrors, collect_uncaught
-from astuner.task_runner import innermost_user_frame
+from astuner.task_rollout.uncaught import UncaughtError, UncaughtErrors, collect_uncaught, hooks
 
 T = TypeVar("T")
 Job = Callable[[], Coroutine[object, object, T]]
@@ -35,12 +35,10 @@ class JobResult(Generic[T]):
     Attributes:
         value: what the job returned; None if it raised.
         uncaught: the exceptions that nothing caught, in order. The job's own exception is one of them.
-        effects: the settings of the process that the job changed (see `ProcessState`).
     """
 
     value: T | None
     uncaught: tuple[UncaughtError, ...] = ()
-    effects: tuple[str, ...] = ()
 
 
 def run_job(job: Job[T], received: Sequence[int] = ()) -> JobResult[T]:
@@ -50,7 +48,6 @@ def run_job(job: Job[T], received: Sequence[int] = ()) -> JobResult[T]:
     continues: the code that awaits the task receives the exception, and an exception that nothing catches is returned.
 
     Args:
-        job: returns the coroutine to run.
         received: the signals that the process has received during the job. They end the run.
 
     Raises:
@@ -64,7 +61,7 @@ def run_job(job: Job[T], received: Sequence[int] = ()) -> JobResult[T]:
         # Not the result of the task: a task that requests its own cancellation ends as cancelled.
         values.append(await job())
 
-    with collect_uncaught() as uncaught:
+    with hooks.installed(), collect_uncaught() as uncaught:
         try:
             loop = EpisodeLoop(uncaught, received)
             asyncio.set_event_loop(loop)
@@ -100,13 +97,18 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
         self._running: set[asyncio.Future[Any]] = set()
         self._subprocesses: weakref.WeakSet[asyncio.SubprocessTransport] = weakref.WeakSet()
 
-    def run_to_end(self, coroutine: Coroutine[object, object, None]) -> None:
-        """Run a coroutine to its end.
+        global _latest  # noqa: PLW0603 one episode runs in a process
+        _latest = self
 
-        Raises:
-            BaseException: the coroutine's exception, one that a signal raised, or one that the loop cannot continue
-                after.
+    def separate_from_parent(self) -> None:
+        """Wait for no event of this process's parent.
+
+        On Linux, a fork has its parent's epoll object, so that it would take events from the parent's loop.
         """
+        self._selector = selectors.DefaultSelector()
+
+    def run_to_end(self, coroutine: Coroutine[object, object, None]) -> None:
+        """Run a coroutine to its end; raise its exception, a signal's, or one after which the loop cannot continue."""
         # Not `self.create_task`, for which the episode may have set a factory.
         task = asyncio.Task(coroutine, loop=self)
         task.add_done_callback(lambda _: asyncio.SelectorEventLoop.stop(self))
@@ -207,30 +209,23 @@ class EpisodeLoop(asyncio.SelectorEventLoop):
             logger.debug("event loop of an episode: {}", context.get("message"))
 
     def stop(self) -> NoReturn:
-        """Refuse to stop.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Raise RuntimeError: an episode must not stop its event loop."""
         raise RuntimeError("an episode must not stop its event loop; return from execute instead")
 
     def close(self) -> NoReturn:
-        """Refuse to close.
-
-        Raises:
-            RuntimeError: always.
-        """
+        """Raise RuntimeError: an episode must not close its event loop."""
         raise RuntimeError("an episode must not close its event loop; astuner closes it after the episode")
 
-    def add_signal_handler(self, sig: int, callback: Any, *args: Any) -> NoReturn:  # type: ignore[override]
-        """Refuse to handle a signal, as outside of the main thread, where most episodes run.
 
-        Raises:
-            RuntimeError: always.
-        """
-        raise RuntimeError(
-            "an episode cannot handle signals, because the run handles them; remove the handler from the workflow"
-        )
+_latest: EpisodeLoop | None = None
+
+
+def _after_fork() -> None:
+    if _latest is not None:
+        _latest.separate_from_parent()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class _Future(asyncio.Future[Any]):

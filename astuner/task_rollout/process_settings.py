@@ -1,4 +1,4 @@
-"""Settings of the process and its threads that code can change: how each is read and restored."""
+"""A process's settings that an episode can change, so that later episodes in the process would differ."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from io import FileIO
 from types import ModuleType
 from typing import Any, TypeVar
 
 from astuner.debugging.breakpoints import is_debugged
+from astuner.errors import short_repr, shorten
 
 T = TypeVar("T")
+Reader = Callable[[], Any]
 
-# The record and the log use these.
-_URGENT: tuple[ModuleType | type, ...] = (
-    builtins, io, json, json.encoder, json.decoder, os, os.path, pathlib.Path, time, random,
+_MODULES: tuple[ModuleType | type, ...] = (
+    builtins, io, json, json.encoder, json.decoder, os, os.path, pathlib.Path, random, select, shutil, socket,
+    subprocess, tempfile, threading, time,
 )  # fmt: skip
-# An episode may replace some of these for its own duration (`socket.socket`, for a proxy).
-_OTHER: tuple[ModuleType, ...] = (select, shutil, socket, subprocess, tempfile, threading)
 _HOOKS = ("excepthook", "unraisablehook", "displayhook", "tracebacklimit")
+_STREAMS = ("stdin", "stdout", "stderr")
 _SIGNALS = tuple(
     getattr(signal, f"SIG{name}")
     for name in ("INT", "TERM", "HUP", "QUIT", "PIPE", "USR1", "USR2", "CHLD", "ALRM", "VTALRM", "PROF")
@@ -53,13 +53,40 @@ _TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
 _OF_TIME_ZONE = ("timezone", "altzone", "daylight", "tzname")  # these follow the environment variable TZ
 
 
-@dataclass(frozen=True)
-class ProcessSetting:
-    """One setting: the functions that read and restore it, and whether a change must be restored immediately."""
+class ProcessSettings:
+    """The settings of this process and its main thread. Used in the main thread."""
 
-    read: Callable[[], Any]
-    restore: Callable[[Any], object]
-    is_urgent: bool = False
+    def __init__(self) -> None:
+        self._readers: dict[str, Reader] = {}
+        self._values: dict[str, Any] = {}
+
+    def read(self) -> None:
+        """Read the settings, with which `changes` compares."""
+        self._readers = self._readers or _readers()
+        if "torch's default dtype" not in self._readers:  # an earlier episode may have imported it
+            self._readers |= _torch_readers()
+        self._values = {name: _value(read) for name, read in self._readers.items()}
+
+    def changes(self) -> tuple[str, ...]:
+        """Return a description of each setting that has changed since `read`."""
+        values = {name: (self._values[name], _value(read)) for name, read in self._readers.items()}
+        return tuple(f"{name}: {_difference(before, now)}" for name, (before, now) in values.items() if now != before)
+
+
+def _value(read: Reader) -> Any:
+    try:
+        return read()
+    except (OSError, ValueError, RuntimeError):  # for example, the working directory is gone
+        return None
+
+
+def _difference(before: Any, now: Any) -> str:
+    """Describe a change; of a mapping, the keys that changed, because the values may be secrets."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        keys = [str(key) for key in {**before, **now} if before.get(key) is not now.get(key)]
+        changed = sorted(key for key in keys if before.get(key) != now.get(key)) or sorted(keys)
+        return ", ".join(map(shorten, changed[:5])) + (f" and {len(changed) - 5} more" if len(changed) > 5 else "")
+    return f"{short_repr(now)} instead of {short_repr(before)}"
 
 
 def _read_if_changed(source: Callable[[], Mapping[Any, Any]], read: Callable[[], T]) -> Callable[[], T]:
@@ -81,22 +108,15 @@ def _read_if_changed(source: Callable[[], Mapping[Any, Any]], read: Callable[[],
     return read_if_changed
 
 
-def _attributes(owner: ModuleType | type, names: Sequence[str] = (), *, is_urgent: bool = False) -> ProcessSetting:
-    """Return the setting for some attributes in a module or class, by default all. Those added later are ignored."""
+def _attributes(owner: ModuleType | type, names: Sequence[str] = ()) -> Reader:
+    """Return the reader of some attributes in a module or class, by default all. Those added later are ignored."""
     public = (name for name in list(vars(owner)) if not name.startswith("_") or name == "__import__")
     names = names or [name for name in public if name not in _OF_TIME_ZONE]
-
-    def restore(values: dict[str, object]) -> None:
-        for name, value in values.items():
-            if vars(owner).get(name) is not value:
-                setattr(owner, name, value)
-
-    read = _read_if_changed(lambda: vars(owner), lambda: {name: vars(owner).get(name) for name in names})
-    return ProcessSetting(read, restore, is_urgent)
+    return _read_if_changed(lambda: vars(owner), lambda: {name: vars(owner).get(name) for name in names})
 
 
-def _modules() -> ProcessSetting:
-    """Return the setting of the imported modules: those that are later removed, replaced or None."""
+def _modules() -> Reader:
+    """Return the reader of the imported modules that were later removed, replaced or None."""
     # A copy, because other threads import modules meanwhile.
     earlier = {name: module for name, module in sys.modules.copy().items() if module is not None}
 
@@ -105,14 +125,11 @@ def _modules() -> ProcessSetting:
             return {}
         return dict.fromkeys((name for name in earlier if sys.modules.get(name) is not earlier[name]), "changed")
 
-    def restore(_: object) -> None:
-        sys.modules.update({name: earlier[name] for name in changed()})
-
-    return ProcessSetting(_read_if_changed(lambda: sys.modules, changed), restore, is_urgent=True)
+    return _read_if_changed(lambda: sys.modules, changed)
 
 
-def _warning_filters() -> ProcessSetting:
-    """Return the setting for the warning filters: removed filters, and new ones that raise errors.
+def _warning_filters() -> Reader:
+    """Return the reader of the warning filters: removed filters, and new ones that raise errors.
 
     Libraries add others when they are imported, which may happen in an episode.
     """
@@ -126,48 +143,11 @@ def _warning_filters() -> ProcessSetting:
         removed = [f"removed {entry[0]!r}" for entry in earlier if entry not in now]
         return removed + [f"added {entry[0]!r}" for entry in now if entry[0] == "error" and entry not in earlier]
 
-    def restore(_: object) -> None:
-        added = [entry for entry in filters() if entry[0] != "error" and entry not in earlier]
-        warnings.resetwarnings()  # also invalidates the cached decisions
-        warnings.filters[:] = added + earlier  # type: ignore[index]
-
-    return ProcessSetting(read, restore)
-
-
-def _garbage_collector() -> ProcessSetting:
-    def restore(values: tuple[bool, tuple[int, int, int], int]) -> None:
-        (gc.enable if values[0] else gc.disable)()
-        gc.set_threshold(*values[1])
-        gc.set_debug(values[2])
-
-    return ProcessSetting(lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()), restore)
-
-
-def _start_method() -> ProcessSetting:
-    """Return the setting of multiprocessing's start method. Its first use selects the default method."""
-    earlier = multiprocessing.get_start_method(allow_none=True)
-    default = multiprocessing.get_all_start_methods()[0]
-    return ProcessSetting(
-        lambda: multiprocessing.get_start_method(allow_none=True) or default,
-        lambda _: multiprocessing.set_start_method(earlier, force=True),
-    )
-
-
-def _signal_handlers(handlers: dict[int, Any]) -> None:
-    for number, handler in handlers.items():
-        if handler is not None and signal.getsignal(number) is not handler:
-            signal.signal(number, handler)
+    return read
 
 
 def _variables() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith("ASTUNER_")}
-
-
-def _environment(variables: dict[str, str]) -> None:
-    for name in _variables().keys() - variables.keys():
-        del os.environ[name]
-    os.environ.update({name: value for name, value in variables.items() if os.environ.get(name) != value})
-    time.tzset()  # `TZ` may have changed
 
 
 def _umask() -> int | None:
@@ -185,147 +165,93 @@ def _stack_size() -> int:
     return size
 
 
-def _removable(values: Callable[[], list[Any]]) -> ProcessSetting:
-    """Return the setting of a list's items. Items that are added later, and the order, are ignored."""
+def _items(values: Callable[[], list[Any]]) -> Reader:
+    """Return the reader of a list's items. Items that are added later, and the order, are ignored."""
     earlier = list(values())
-
-    def restore(_: object) -> None:
-        current = values()
-        current[:] = [*(item for item in earlier if item not in current), *current]
-
-    return ProcessSetting(lambda: [item for item in earlier if item in values()], restore)
+    return lambda: [item for item in earlier if item in values()]
 
 
-def _running_timers() -> list[bool]:
-    return [signal.getitimer(timer)[0] > 0 for timer in _TIMERS]
-
-
-def _stop_timers(earlier: list[bool]) -> None:
-    for timer, was_running in zip(_TIMERS, earlier, strict=True):
-        if not was_running:
-            signal.setitimer(timer, 0.0)
-
-
-def _limits() -> dict[str, tuple[int, int]]:
-    return {name: resource.getrlimit(number) for name, number in _LIMITS.items()}
-
-
-def _restore_limits(limits: dict[str, tuple[int, int]]) -> None:
-    for name, (soft, hard) in limits.items():
-        lowered = resource.getrlimit(_LIMITS[name])[1]
-        try:
-            resource.setrlimit(_LIMITS[name], (soft, hard))
-        except ValueError:  # only root can raise a hard limit
-            is_free = lowered == resource.RLIM_INFINITY or 0 <= soft <= lowered
-            resource.setrlimit(_LIMITS[name], (soft if is_free else lowered, lowered))
-
-
-def _trace(read: Callable[[], Any], restore: Callable[[Any], object]) -> ProcessSetting:
-    """Return the setting of a trace or profile function, which a debugger may change."""
+def _trace(read: Reader) -> Reader:
+    """Return the reader of a trace or profile function, which a debugger may change."""
     earlier = read()
-    return ProcessSetting(lambda: earlier if is_debugged() else read(), restore)
+    return lambda: earlier if is_debugged() else read()
 
 
-def process_settings(in_main_thread: bool) -> dict[str, ProcessSetting]:
-    """Return the settings that all threads share, by name. Only the main thread can restore signal handlers."""
-    settings = {}
-    for owner in (*_URGENT, *_OTHER):
+def _stream(name: str, earlier: object) -> str:
+    """Describe a standard stream; an episode may close it or replace it."""
+    stream = getattr(sys, name, None)
+    if getattr(stream, "closed", False):
+        return "closed"
+    return "stream of the run" if stream is earlier else type(stream).__name__
+
+
+def _file_id(fd: int) -> tuple[int, int] | None:
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _readers() -> dict[str, Reader]:
+    readers: dict[str, Reader] = {}
+    for owner in _MODULES:
         name = f"class pathlib.{owner.__name__}" if isinstance(owner, type) else f"module {owner.__name__}"
-        settings[name] = _attributes(owner, is_urgent=owner in _URGENT)
-    settings |= {  # after the functions that the following ones call
-        "the recursion limit": ProcessSetting(sys.getrecursionlimit, sys.setrecursionlimit, is_urgent=True),
+        readers[name] = _attributes(owner)
+    start_method = multiprocessing.get_all_start_methods()[0]  # its first use selects the default method
+    readers |= {
+        "the recursion limit": sys.getrecursionlimit,
         "imported modules": _modules(),
-        "the switch interval": ProcessSetting(sys.getswitchinterval, sys.setswitchinterval),
-        "the limit of digits": ProcessSetting(sys.get_int_max_str_digits, sys.set_int_max_str_digits),
-        "the working directory": ProcessSetting(os.getcwd, os.chdir),
+        "the switch interval": sys.getswitchinterval,
+        "the limit of digits": sys.get_int_max_str_digits,
+        "the working directory": os.getcwd,
         # `_data` is the dict of encoded names and values, which is faster to compare.
-        "the environment": ProcessSetting(
-            _read_if_changed(lambda: getattr(os.environ, "_data", os.environ), _variables), _environment
-        ),
-        "the garbage collector": _garbage_collector(),
-        "the socket timeout": ProcessSetting(socket.getdefaulttimeout, socket.setdefaulttimeout),
-        "the locale": ProcessSetting(
-            lambda: locale.setlocale(locale.LC_ALL), lambda value: locale.setlocale(locale.LC_ALL, value)
-        ),
-        "the level of logging": ProcessSetting(lambda: logging.root.level, logging.root.setLevel),
-        "logging.disable": ProcessSetting(lambda: logging.root.manager.disable, logging.disable),
-        "the handlers of logging": _removable(lambda: logging.root.handlers),
+        "the environment": _read_if_changed(lambda: getattr(os.environ, "_data", os.environ), _variables),
+        "the garbage collector": lambda: (gc.isenabled(), gc.get_threshold(), gc.get_debug()),
+        "the socket timeout": socket.getdefaulttimeout,
+        "the locale": lambda: locale.setlocale(locale.LC_ALL),
+        "the level of logging": lambda: logging.root.level,
+        "logging.disable": lambda: logging.root.manager.disable,
+        "the handlers of logging": _items(lambda: logging.root.handlers),
         "the filters of warnings": _warning_filters(),
-        "the resource limits": ProcessSetting(_limits, _restore_limits),
-        "the mask of new files": ProcessSetting(_umask, lambda mask: None if mask is None else os.umask(mask)),
-        "the stack size of threads": ProcessSetting(_stack_size, threading.stack_size),
-        "the trace function of threads": _trace(threading.gettrace, threading.settrace),
-        "the profile function of threads": _trace(threading.getprofile, threading.setprofile),
-        "asyncio's event loop policy": ProcessSetting(asyncio.get_event_loop_policy, asyncio.set_event_loop_policy),
-        "multiprocessing's start method": _start_method(),
-        "sys.path": _removable(lambda: sys.path),
-        "sys.meta_path": _removable(lambda: sys.meta_path),
-        "sys.path_hooks": _removable(lambda: sys.path_hooks),
-        # An alarm without a handler ends the process.
-        "a timer": ProcessSetting(_running_timers, _stop_timers),
+        "the resource limits": lambda: {name: resource.getrlimit(number) for name, number in _LIMITS.items()},
+        "the mask of new files": _umask,
+        "the stack size of threads": _stack_size,
+        "the trace function of threads": _trace(threading.gettrace),
+        "the profile function of threads": _trace(threading.getprofile),
+        "the trace function": _trace(sys.gettrace),
+        "the profile function": _trace(sys.getprofile),
+        "asyncio's event loop policy": asyncio.get_event_loop_policy,
+        "multiprocessing's start method": lambda: multiprocessing.get_start_method(allow_none=True) or start_method,
+        "sys.path": _items(lambda: sys.path),
+        "sys.meta_path": _items(lambda: sys.meta_path),
+        "sys.path_hooks": _items(lambda: sys.path_hooks),
+        "a timer": lambda: [signal.getitimer(timer)[0] > 0 for timer in _TIMERS],
         "module sys": _attributes(sys, _HOOKS),
+        "signal handlers": lambda: {number: signal.getsignal(number) for number in _SIGNALS},
+        "the blocked signals": lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
     }
-    if in_main_thread:  # other threads cannot install handlers
-        handlers = lambda: {number: signal.getsignal(number) for number in _SIGNALS}  # noqa: E731
-        settings["signal handlers"] = ProcessSetting(handlers, _signal_handlers, is_urgent=True)
-    return settings | _torch_settings()
+    for fd, name in enumerate(_STREAMS):
+        readers[f"file descriptor {fd}"] = partial(_file_id, fd)
+        readers[f"sys.{name}"] = partial(_stream, name, getattr(sys, name))
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        readers["the processors of the thread"] = lambda: os.sched_getaffinity(0)
+    return readers
 
 
-def _torch_settings() -> dict[str, ProcessSetting]:
+def _torch_readers() -> dict[str, Reader]:
     torch: Any = sys.modules.get("torch")
-    if not hasattr(torch, "set_default_dtype"):  # only a run that uses PyTorch has it
+    if not hasattr(torch, "set_default_dtype"):  # only a process that uses PyTorch has it
         return {}
-    settings = {
-        "torch's default dtype": ProcessSetting(torch.get_default_dtype, torch.set_default_dtype, is_urgent=True),
-        "torch's deterministic algorithms": ProcessSetting(
-            torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms
-        ),
-        "torch's precision of float32 products": ProcessSetting(
-            torch.get_float32_matmul_precision, torch.set_float32_matmul_precision
-        ),
-        "torch's anomaly detection": ProcessSetting(torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    readers: dict[str, Reader] = {
+        "torch's default dtype": torch.get_default_dtype,
+        "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled,
+        "torch's precision of float32 products": torch.get_float32_matmul_precision,
+        "torch's anomaly detection": torch.is_anomaly_enabled,
+        "torch's gradient mode": torch.is_grad_enabled,
+        "torch's number of threads": torch.get_num_threads,
+        "torch's default device": lambda: str(torch.get_default_device()),
     }
     for name in ("benchmark", "deterministic"):
-        read, restore = partial(getattr, torch.backends.cudnn, name), partial(setattr, torch.backends.cudnn, name)
-        settings[f"torch.backends.cudnn.{name}"] = ProcessSetting(read, restore)
-    return settings
-
-
-def thread_settings() -> dict[str, ProcessSetting]:
-    """Return the settings of the calling thread, by name. The thread runs other episodes later."""
-    settings = {
-        "the trace function": _trace(sys.gettrace, sys.settrace),
-        "the profile function": _trace(sys.getprofile, sys.setprofile),
-        "the blocked signals": ProcessSetting(
-            lambda: signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            lambda numbers: signal.pthread_sigmask(signal.SIG_SETMASK, numbers),
-        ),
-    }
-    if hasattr(os, "sched_getaffinity"):  # Linux
-        settings["the processors of the thread"] = ProcessSetting(
-            lambda: os.sched_getaffinity(0), lambda processors: os.sched_setaffinity(0, processors)
-        )
-    torch: Any = sys.modules.get("torch")
-    if hasattr(torch, "set_default_dtype"):
-        settings["torch's gradient mode"] = ProcessSetting(torch.is_grad_enabled, torch.set_grad_enabled)
-        settings["torch's number of threads"] = ProcessSetting(torch.get_num_threads, torch.set_num_threads)
-        settings["torch's default device"] = ProcessSetting(
-            lambda: str(torch.get_default_device()),
-            # A default device, even the default "cpu", slows every operation.
-            lambda device: torch.set_default_device(None if device == "cpu" else device),
-        )
-    return settings
-
-
-def read_setting(setting: ProcessSetting) -> Any:
-    """Return the value of a setting; None if it cannot be read."""
-    try:
-        return setting.read()
-    except (OSError, ValueError, RuntimeError):  # for example, the working directory is gone
-        return None
-
-
-def restore_setting(setting: ProcessSetting, value: Any) -> None:
-    """Restore a setting, unless the system rejects it."""
-    with contextlib.suppress(OSError, ValueError, RuntimeError):  # for example, the working directory is gone
-        setting.restore(value)
+        readers[f"torch.backends.cudnn.{name}"] = partial(getattr, torch.backends.cudnn, name)
+    return readers

@@ -1,31 +1,34 @@
-"""Runs batches of episodes: tasks × repeats, isolated from each other."""
+"""Runs batches of episodes: tasks × repeats."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, as_completed
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from loguru import logger
 
-from astuner.debugging.tracebacks import format_stack
-from astuner.errors import CallLimitError, EpisodeTimeout, JudgeBudgetError, JudgeUnavailableError, shorten
+from astuner.errors import (
+    CallLimitError,
+    JudgeBudgetError,
+    JudgeUnavailableError,
+    UnjudgedError,
+    shorten,
+    without_variable_parts,
+)
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ModelTuner
-from astuner.processes.episode_processes import EpisodeProcesses, end_all_episodes
-from astuner.processes.process_hooks import install_hooks
+from astuner.model_tuner import CallSettings
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
 from astuner.system.clock import timestamp
 from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
-from astuner.task_rollout.episode_loop import Job, JobResult
-from astuner.task_rollout.failure_groups import describe_failures
-from astuner.task_rollout.group_judging import GroupJudging, JudgeHere, judge_here
-from astuner.task_rollout.pool import EpisodePool, InlinePool, StuckJob
-from astuner.task_runner import TaskRunner, describe_calls, innermost_user_frame, is_unjudged
 
 OnEpisode = Callable[[Episode], None]
+
+# Of `describe_failures`: errors, and tasks of an error, that are shown, and the length of a task's id.
+_MAX_GROUPS, _MAX_TASKS, _MAX_ID = 3, 3, 40
 
 
 @dataclass(frozen=True)
@@ -34,11 +37,7 @@ class BatchRequest:
 
     Attributes:
         tasks: the tasks, without duplicates.
-        repeats: episodes per task.
-        split: `train` or `val`.
         step: the training step; part of ids and seeds.
-        seed: the seed of the run.
-        settings: sampling parameters and lengths.
         only: the (task id, repeat) pairs to run; None for all.
     """
 
@@ -56,12 +55,8 @@ class BatchRequest:
         return pairs if self.only is None else [pair for pair in pairs if (pair[0].task_id, pair[1]) in self.only]
 
 
-class WorkerProcesses(Protocol):
-    """Processes that run episodes in place of this one.
-
-    Attributes:
-        engine: answers the LLM calls of the episodes; set before `run`.
-    """
+class EpisodeExecutor(Protocol):
+    """Runs episodes, in worker processes or in this process, with `engine`, which is set before `run`."""
 
     engine: LlmEngine | None
 
@@ -70,11 +65,15 @@ class WorkerProcesses(Protocol):
         ...
 
     def judge(self, tasks: Sequence[WorkflowTask], episodes: Sequence[Episode]) -> Future[list[Episode]]:
-        """Judge a group of episodes in one of the processes (see `GroupJudge`)."""
+        """Judge the episodes of one task, each with its task; the result has the same order."""
         ...
 
     def reports(self) -> Sequence[RunningReport]:
         """Return the report of each process that runs an episode. Thread-safe."""
+        ...
+
+    def sampled_tokens(self) -> int:
+        """Return the number of tokens that the running episodes have sampled, in ended calls. Thread-safe."""
         ...
 
     def close(self) -> None:
@@ -83,35 +82,44 @@ class WorkerProcesses(Protocol):
 
 
 @dataclass
-class TaskRollout:
-    """Runs batches of episodes in worker processes, on worker threads, or one after another in the main thread.
+class _GroupJudging:
+    """Collects the episodes of the batch's `tasks` that wait for their group, and has complete groups judged."""
 
-    Attributes:
-        runner: runs one episode in this process; None if other processes run them.
-        workers: the maximum number of concurrent episodes.
-        max_retries: how often a failed episode is retried.
-        in_main_thread: run episodes one after another in the caller's thread, for debuggers.
-        running: the running episodes.
-        processes: the processes that run the episodes; None to run them in this process.
-    """
-
-    runner: TaskRunner | None
-    workers: int = 128
-    max_retries: int = 0
-    in_main_thread: bool = False
-    running: ActiveEpisodes = field(default_factory=ActiveEpisodes)
-    processes: WorkerProcesses | None = None
-    _pool: EpisodePool[Episode] | InlinePool[Episode] = field(init=False)
-    _judge: JudgeHere = field(init=False)
+    executor: EpisodeExecutor
+    tasks: Sequence[WorkflowTask]
+    _left: Counter[str] = field(init=False)
+    _waiting: dict[str, list[tuple[int, WorkflowTask, Episode]]] = field(default_factory=dict, init=False)
+    _running: dict[Future[list[Episode]], Sequence[int]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        if self.runner is None:
+        self._left = Counter(task.task_id for task in self.tasks)
+
+    def add(self, index: int, task: WorkflowTask, episode: Episode) -> None:
+        """Take the last attempt of episode `index`, which ran `task`; judge its group once it is complete."""
+        waiting = self._waiting.setdefault(task.task_id, [])
+        if is_unjudged(episode):
+            waiting.append((index, task, episode))
+        self._left[task.task_id] -= 1
+        if self._left[task.task_id] or not waiting:
             return
-        self._judge = JudgeHere(self.runner)
-        # The runner applies the timeouts of workflow and judge; the pool handles only episodes that block their thread.
-        install_hooks()
-        deadline = self.runner.episode_timeout + self.runner.judge_timeout
-        self._pool = InlinePool() if self.in_main_thread else EpisodePool(self.workers, deadline)
+        group = sorted(self._waiting.pop(task.task_id), key=lambda entry: entry[0])
+        indexes, tasks, episodes = zip(*group, strict=True)
+        self._running[self.executor.judge(tasks, episodes)] = indexes
+
+    def judged(self, *, wait: bool = False) -> Iterator[tuple[int, Episode]]:
+        """Yield index and result of the episodes judged since the last call; `wait` for those being judged."""
+        done = [future for future in (as_completed(self._running) if wait else self._running) if future.done()]
+        for future in done:
+            yield from zip(self._running.pop(future), future.result(), strict=True)
+
+
+@dataclass
+class TaskRollout:
+    """Runs batches of episodes, and each failed episode again, at most `max_retries` times."""
+
+    executor: EpisodeExecutor
+    max_retries: int = 0
+    running: ActiveEpisodes = field(default_factory=ActiveEpisodes)
 
     def run(
         self,
@@ -124,7 +132,6 @@ class TaskRollout:
         Failed episodes are included. A retried episode is preceded by its failed attempts.
 
         Args:
-            request: the episodes to run.
             on_episode: called in this thread with each finished episode, in order of completion.
             on_attempt: called in this thread with each attempt, including those that are retried; before `on_episode`.
         """
@@ -136,10 +143,15 @@ class TaskRollout:
             on_attempt(episode)
             on_episode(episode)
 
-        groups = GroupJudging(self.processes or self._judge, tasks)
+        groups = _GroupJudging(self.executor, tasks)
         to_run = list(range(len(tasks)))
         for attempt in range(self.max_retries + 1):
-            attempted = [_retry(tasks[i], attempt) for i in to_run]
+            attempted = [tasks[i] for i in to_run]
+            if attempt:
+                attempted = [
+                    replace(task, episode_id=f"{task.episode_id}#{attempt + 1}", seed=task.seed + attempt)
+                    for task in attempted
+                ]
             failed: list[Episode] = []
             retried = []
             for index, episode in self._run_once(attempted, request.settings):
@@ -166,74 +178,13 @@ class TaskRollout:
         report_failures([episode_attempts[-1] for episode_attempts in attempts], request)
         return [episode for episode_attempts in attempts for episode in episode_attempts]
 
-    def run_episode(self, task: WorkflowTask, settings: CallSettings) -> Episode:
-        """Run one episode in this process, without retries, and return it."""
-        ((_, episode),) = self._run_here([task], settings)
-        return episode
-
-    def judge_group(self, tasks: Sequence[WorkflowTask], episodes: Sequence[Episode]) -> list[Episode]:
-        """Judge the episodes of one task in this thread, and return them with their rewards."""
-        assert self.runner is not None
-        return judge_here(self.runner, tasks, episodes)
-
     def close(self) -> None:
-        """End the worker threads or processes, and the processes of episodes that an interrupt has left running."""
-        if self.processes is not None:
-            self.processes.close()
-        end_all_episodes()
-        if self.runner is None:
-            return
-        self._judge.close()
-        self.runner.gateway.close()
-        self.runner.environments.close()
-        if self.runner.judge is not None:
-            self.runner.judge.close()
-        self._pool.close()
+        """End the processes that run the episodes."""
+        self.executor.close()
 
     def _run_once(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
-        if self.processes is None:
-            yield from self._run_here(tasks, settings)
-            return
-        with self.running.include_remote(self.processes.reports):
-            yield from self.processes.run(tasks, settings)
-
-    def _run_here(self, tasks: Sequence[WorkflowTask], settings: CallSettings) -> Iterator[tuple[int, Episode]]:
-        runner = self.runner
-        assert runner is not None
-        # An entry is made when the episode starts and removed when it has ended: a tuner holds all messages.
-        running: dict[int, tuple[ModelTuner, EpisodeProcesses]] = {}
-
-        def job(index: int, task: WorkflowTask) -> Job[Episode]:
-            async def run() -> Episode:
-                tuner, children = runner.tuner(task, settings), EpisodeProcesses(task.episode_id)
-                running[index] = tuner, children
-                with self.running.track(task.episode_id, tuner):
-                    with children.owned():
-                        episode = await runner.run(task, tuner)
-                    return replace(episode, ended_processes=children.ended)
-
-            return run
-
-        for index, result in self._pool.run([job(index, task) for index, task in enumerate(tasks)]):
-            task = tasks[index]
-            if index not in running:  # it has not made its model
-                if isinstance(result, StuckJob):
-                    yield index, _stuck_episode(task, (), result)
-                else:
-                    yield index, _finished_episode(task, (), result)
-                continue
-            tuner, children = running.pop(index)
-            if isinstance(result, StuckJob):
-                children.end()
-                runner.gateway.end_episode(tuner)
-                runner.environments.release(task.episode_id)
-                stack = format_stack(result.stack)
-                logger.debug(
-                    "{}, {}, blocked its thread at\n{}", shorten(task.episode_id), describe_calls(tuner), stack
-                )
-                yield index, replace(_stuck_episode(task, tuner.calls, result), ended_processes=children.ended)
-            else:
-                yield index, _finished_episode(task, tuner.calls, result)
+        with self.running.include_remote(self.executor.reports, self.executor.sampled_tokens):
+            yield from self.executor.run(tasks, settings)
 
 
 def episode_seed(seed: int, split: str, step: int, task_id: str, repeat: int) -> int:
@@ -259,26 +210,14 @@ def failed_episodes(request: BatchRequest, kind: str, error: str) -> list[Episod
     ]
 
 
+def is_unjudged(episode: Episode) -> bool:
+    """Return whether an episode waits for the other episodes of its task, to be judged with them."""
+    return episode.status == "failed" and episode.error_kind == UnjudgedError.kind
+
+
 def _is_retried(episode: Episode) -> bool:
-    """Return whether another attempt may succeed."""
     stops_run = (JudgeUnavailableError.kind, JudgeBudgetError.kind)
     return episode.status == "failed" and not is_unjudged(episode) and episode.error_kind not in stops_run
-
-
-def _retry(task: WorkflowTask, attempt: int) -> WorkflowTask:
-    """Return the task for the 0-based `attempt`; retries have another episode id and seed."""
-    if attempt == 0:
-        return task
-    return replace(task, episode_id=f"{task.episode_id}#{attempt + 1}", seed=task.seed + attempt)
-
-
-def _stuck_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], stuck: StuckJob) -> Episode:
-    now = timestamp()
-    error = f"the episode blocked its thread for {stuck.seconds:.0f} s and was abandoned"
-    if stuck.stack:
-        frame = innermost_user_frame(stuck.stack) or stuck.stack[-1]
-        error += f"; it was at {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
-    return failed_episode(task, calls, "timeout", error, now - stuck.seconds)
 
 
 def failed_episode(
@@ -298,40 +237,6 @@ def failed_episode(
         error=error,
         start_time=now if started is None else started,
         end_time=now,
-    )
-
-
-def _finished_episode(task: WorkflowTask, calls: tuple[LlmCall, ...], result: JobResult[Episode]) -> Episode:
-    """Return the episode of a job, which made `calls`. An exception that nothing caught makes it `failed`."""
-    episode = result.value or failed_episode(task, calls, "internal", "it has no result")
-    if result.effects:
-        logger.warning(
-            "episode {} changed settings of the process, which all episodes share. These settings were restored: {}",
-            shorten(task.episode_id),
-            "; ".join(result.effects),
-        )
-        episode = replace(episode, process_effects=result.effects)
-    if not result.uncaught and result.value is not None:
-        return episode
-    tracebacks = [episode.error_traceback, *(error.traceback for error in result.uncaught)]
-    error_traceback = "\n\n".join(filter(None, tracebacks))
-    if result.value is not None and episode.status == "failed" and not is_unjudged(episode):
-        # A workflow may wait forever because a thread or callback has failed.
-        causes = [error.text for error in result.uncaught] if episode.error_kind == EpisodeTimeout.kind else []
-        return replace(episode, error="; ".join([episode.error or "", *causes]), error_traceback=error_traceback)
-    return replace(
-        episode,
-        status="failed",
-        reward=None,
-        agent_rewards={},
-        judgement=None,
-        is_success=None,
-        calls=tuple(replace(call, reward=None) for call in episode.calls),
-        samples=(),
-        dropped_samples=0,
-        error_kind="internal" if all(error.is_internal for error in result.uncaught) else "workflow",
-        error="; ".join(error.text for error in result.uncaught) or episode.error,
-        error_traceback=error_traceback,
     )
 
 
@@ -357,3 +262,29 @@ def report_failures(episodes: Sequence[Episode], request: BatchRequest) -> None:
         len(episodes),
         "; ".join(describe_failures(unusable)),
     )
+
+
+def describe_failures(episodes: Sequence[Episode]) -> list[str]:
+    """Return a text for each error of the failed and dropped episodes, the most frequent first.
+
+    Errors that differ only in numbers, ids and paths count as one, which is shown as it occurred first:
+    `[workflow] ValueError: no tool 4 (12 times, tasks a, b, c and 5 more)`. After three errors, the others are counted.
+    """
+    groups: dict[str, list[Episode]] = {}
+    for episode in episodes:
+        if episode.status != "ok":
+            groups.setdefault(without_variable_parts(f"[{episode.error_kind}] {episode.error}"), []).append(episode)
+    ranked = sorted(groups.values(), key=len, reverse=True)
+    texts = [_text(group) for group in ranked[:_MAX_GROUPS]]
+    if others := ranked[_MAX_GROUPS:]:
+        number = sum(map(len, others))
+        texts.append(f"{len(others)} other errors ({number} episodes)" if len(others) > 1 else _text(others[0]))
+    return texts
+
+
+def _text(group: Sequence[Episode]) -> str:
+    ids = [shorten(task_id, _MAX_ID) for task_id in dict.fromkeys(episode.task.task_id for episode in group)]
+    more = f" and {len(ids) - _MAX_TASKS} more" if len(ids) > _MAX_TASKS else ""
+    tasks = f"task{'' if len(ids) == 1 else 's'} {', '.join(ids[:_MAX_TASKS])}{more}"
+    times = "" if len(group) == 1 else f"{len(group)} times, "
+    return f"[{group[0].error_kind}] {group[0].error} ({times}{tasks})"

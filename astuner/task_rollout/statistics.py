@@ -88,7 +88,6 @@ def validation_result(episodes: Sequence[Episode], largest_k: int) -> Validation
     """Summarise validation episodes.
 
     Args:
-        episodes: all episodes, including failed ones.
         largest_k: pass@k is estimated for k = 1, 2, 4, … and `largest_k`, as far as every task has k scored episodes.
     """
     with_reward = scored(episodes)
@@ -124,12 +123,7 @@ def pass_at_k(n: int, correct: int, k: int) -> float:
 
 
 def batch_metrics(episodes: Sequence[Episode], tokens: TokenCounts | None = None) -> dict[str, float]:
-    """Return the metrics of a training batch: rewards, success, lengths, counts, and the workflow's `log_metrics`.
-
-    Args:
-        episodes: the episodes.
-        tokens: their token counts, if they are known (see `tokens_of`).
-    """
+    """Return a training batch's metrics: rewards, success, lengths, counts, and the workflow's `log_metrics`."""
     tokens = tokens_of(episodes) if tokens is None else tokens
     rewarded = scored(episodes)
     metrics = {
@@ -196,7 +190,6 @@ def _judge_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _lengths(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Return the mean lengths in tokens of prompts, completions and samples."""
     calls = [call for episode in episodes for call in episode.calls]
     answers = [len(call.completion_ids) for call in calls]
     return {

@@ -1,8 +1,7 @@
-"""Uncaught exceptions of an episode: those of its tasks, callbacks, threads and finalisers."""
+"""An episode's uncaught exceptions, in its tasks, callbacks, threads and finalisers."""
 
 from __future__ import annotations
 
-import _thread
 import concurrent.futures.thread
 import contextlib
 import gc
@@ -16,9 +15,8 @@ from typing import Any
 
 from loguru import logger
 
-from astuner.debugging.tracebacks import format_error
+from astuner.debugging.tracebacks import error_location, format_error
 from astuner.errors import describe_error
-from astuner.task_runner import error_location
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,6 @@ class UncaughtError:
 
     Attributes:
         text: type, message and location.
-        traceback: the traceback.
         is_internal: whether astuner raised it, not the user's code.
     """
 
@@ -46,13 +43,7 @@ class UncaughtErrors:
         self.quits_debugger = False
 
     def add(self, error: BaseException, where: str, *, is_internal: bool = False) -> None:
-        """Add an exception, unless it was added before. After `close`, log it instead.
-
-        Args:
-            error: the exception.
-            where: the code that raised it, such as `a callback`.
-            is_internal: see `UncaughtError`.
-        """
+        """Add an exception that `where`, such as `a callback`, raised, unless known. After `close`, log it instead."""
         if any(error is seen for seen in self._seen):
             return
         if issubclass(type(error), BdbQuit):
@@ -79,7 +70,7 @@ _OF_THREAD = "astuner_uncaught_errors"
 
 
 def _of_caller() -> UncaughtErrors | None:
-    """Return the collector of the episode that the caller belongs to; None outside of an episode."""
+    """Return the collector of the caller's episode; None outside an episode."""
     return _current.get() or getattr(threading.current_thread(), _OF_THREAD, None)
 
 
@@ -95,36 +86,16 @@ def collect_uncaught() -> Iterator[UncaughtErrors]:
 
 
 class _Hooks:
-    """Replaces the process's hooks for uncaught exceptions while any batch of episodes runs."""
+    """Replaces the process's hooks for uncaught exceptions while an episode runs."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._batches = 0
-        self._start_thread = threading.Thread.start
-        self._excepthook = threading.excepthook
-        self._unraisablehook = sys.unraisablehook
-        self._interrupt_main = _thread.interrupt_main
-        # Ids of the threads that collect garbage, whose finalisers may belong to any episode.
+        # Ids of the threads that collect garbage, whose finalisers may belong to an earlier episode.
         self._collecting: set[int] = set()
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
         """Install the hooks during the block."""
-        with self._lock:
-            self._batches += 1
-            if self._batches == 1:
-                self._install()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._batches -= 1
-                if self._batches == 0:
-                    self._remove()
-
-    def _install(self) -> None:
-        hooks = self
-        self._start_thread = threading.Thread.start
+        start_thread = threading.Thread.start
         self._excepthook, self._unraisablehook = threading.excepthook, sys.unraisablehook
 
         def start(thread: threading.Thread) -> None:
@@ -133,32 +104,22 @@ class _Hooks:
                 # The interpreter waits at its exit for other threads, and a thread of an episode may never end.
                 with contextlib.suppress(RuntimeError):  # `start` reports a thread that has been started before
                     thread.daemon = True
-            hooks._start_thread(thread)
+            start_thread(thread)
 
-        def interrupt_main(*args: Any) -> None:
-            if _of_caller() is not None:
-                raise RuntimeError(
-                    "an episode must not interrupt the main thread, which belongs to the run: raise an exception in "
-                    "`execute`, or limit the time of a call with asyncio.wait_for"
-                )
-            hooks._interrupt_main(*args)
-
-        self._interrupt_main = _thread.interrupt_main
-        _thread.interrupt_main = interrupt_main
         threading.Thread.start = start  # type: ignore[method-assign, assignment]
         threading.excepthook = self._on_thread_error
         sys.unraisablehook = self._on_unraisable
         gc.callbacks.append(self._on_garbage_collection)
-
-    def _remove(self) -> None:
-        _thread.interrupt_main = self._interrupt_main
-        threading.Thread.start = self._start_thread  # type: ignore[method-assign]
-        threading.excepthook, sys.unraisablehook = self._excepthook, self._unraisablehook
-        gc.callbacks.remove(self._on_garbage_collection)
-        # The interpreter waits at its exit for the threads of executors, daemonic or not.
-        queues: Any = concurrent.futures.thread._threads_queues
-        for thread in [thread for thread in list(queues) if hasattr(thread, _OF_THREAD)]:
-            queues.pop(thread, None)
+        try:
+            yield
+        finally:
+            threading.Thread.start = start_thread  # type: ignore[method-assign]
+            threading.excepthook, sys.unraisablehook = self._excepthook, self._unraisablehook
+            gc.callbacks.remove(self._on_garbage_collection)
+            # The interpreter waits at its exit for the threads of executors, daemonic or not.
+            queues: Any = concurrent.futures.thread._threads_queues
+            for thread in [thread for thread in list(queues) if hasattr(thread, _OF_THREAD)]:
+                queues.pop(thread, None)
 
     def _on_thread_error(self, args: Any) -> None:
         uncaught: UncaughtErrors | None = getattr(args.thread, _OF_THREAD, None)

@@ -1,6 +1,6 @@
 """Runs one episode: workflow, then judge."""
 
-from astuner.task_runner.groups import is_unjudged, judge_group
-from astuner.task_runner.runner import TaskRunner, describe_calls, error_location, innermost_user_frame
+from astuner.task_runner.groups import judge_group
+from astuner.task_runner.runner import TaskRunner, describe_calls
 
-__all__ = ["TaskRunner", "describe_calls", "error_location", "innermost_user_frame", "is_unjudged", "judge_group"]
+__all__ = ["TaskRunner", "describe_calls", "judge_group"]

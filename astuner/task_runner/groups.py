@@ -1,19 +1,126 @@
-"""Episodes that are judged together with the other episodes of their task."""
+"""Rewards and training samples of episodes, and episodes that are judged together with others for their task."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from astuner.context_tracker import MergeMode
+from astuner.context_tracker import MergeMode, build_samples, certificate, limit_samples
 from astuner.debugging.tracebacks import format_error
-from astuner.errors import CallLimitError, EpisodeError, UnjudgedError, message_of
+from astuner.errors import CallLimitError, EpisodeError, JudgeError, UnscoredError, WorkflowError, message_of, shorten
 from astuner.run_record.jsonable import to_jsonable
-from astuner.schema import Episode, Judgement, WorkflowOutput, WorkflowTask
+from astuner.schema import AgentStep, Episode, Judgement, LlmCall, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseGroupJudge
 from astuner.task_judge.scoring import score_group
-from astuner.task_runner.rewards import judged_reward, mean_reward, with_rewards
-from astuner.task_runner.samples import with_samples
+
+Reward = float | Mapping[str, float] | Sequence[float]
+"""The reward of an episode, of its agents by name, or of its LLM calls in order."""
+
+
+def mean_reward(reward: Reward) -> float:
+    """Return an episode's reward: the mean of its agents' or calls' rewards."""
+    if isinstance(reward, float):
+        return reward
+    values = list(reward.values()) if isinstance(reward, Mapping) else list(reward)
+    return sum(values) / len(values)
+
+
+def judged_reward(judgement: Judgement) -> Reward:
+    """Return the reward of a checked judgement; raise UnscoredError if it has none."""
+    if judgement.reward is None:
+        text = judgement.explanation or "the judge returned a Judgement without a reward"
+        raise UnscoredError(text, judgement.unscored_cause)
+    return judgement.agent_rewards or judgement.call_rewards or judgement.reward
+
+
+def with_rewards(calls: Sequence[LlmCall], reward: Reward, *, judged: bool = False) -> tuple[LlmCall, ...]:
+    """Return the calls with the rewards of their agents, or with their own rewards.
+
+    Args:
+        reward: the reward for the episode, its agents, or its calls.
+        judged: whether the reward comes from the judge, for messages.
+
+    Raises:
+        EpisodeError: a trained agent has no reward, or the number of rewards differs from the number of calls; a
+            `JudgeError` if the judge computed the reward, else a `WorkflowError`.
+    """
+    if isinstance(reward, float):
+        return tuple(calls)
+    error: type[EpisodeError] = JudgeError if judged else WorkflowError
+    if isinstance(reward, Mapping):
+        agents = {call.agent_name for call in calls if call.trained}
+        if missing := sorted(agents - reward.keys()):
+            raise error(
+                f"{'the judge' if judged else 'WorkflowOutput.reward'} rewards "
+                f"{shorten(', '.join(map(repr, sorted(reward))))}, but "
+                f"{shorten(', '.join(map(repr, missing)))} made LLM calls that are trained: reward every "
+                "trained agent under the name that model_tuner.for_agent(name) gave it"
+            )
+        return tuple(replace(call, reward=reward[call.agent_name]) if call.trained else call for call in calls)
+    if len(reward) != len(calls):
+        name, order = (
+            ("Judgement.call_rewards", "workflow_output.calls")
+            if judged
+            else ("WorkflowOutput.reward", "model_tuner.calls")
+        )
+        raise error(
+            f"{name} is a list of {len(reward)} rewards, but the episode made {len(calls)} LLM calls: "
+            f"return one reward per call, in the order of {order}"
+        )
+    return tuple(replace(call, reward=value) for call, value in zip(calls, reward, strict=True))
+
+
+def with_steps(calls: Sequence[LlmCall], steps: Sequence[AgentStep | None]) -> tuple[LlmCall, ...]:
+    """Return the calls with their steps, whose states are replaced by hashes; WorkflowError: their numbers differ."""
+    if len(steps) != len(calls):
+        raise WorkflowError(
+            f"WorkflowOutput.steps is a list of {len(steps)} steps, but the episode made {len(calls)} LLM calls: "
+            "return one step per call, in the order of model_tuner.calls, and None for a call without one"
+        )
+    return tuple(replace(call, step=_hashed(step)) for call, step in zip(calls, steps, strict=True))
+
+
+def _hashed(step: AgentStep | None) -> AgentStep | None:
+    if step is None:
+        return None
+    digest = hashlib.blake2b(step.state.encode(errors="surrogatepass"), digest_size=8)
+    return replace(step, state=digest.hexdigest())
+
+
+def with_samples(episode: Episode, *, max_samples: int, merge: MergeMode, seed: int) -> Episode:
+    """Return a scored episode with its samples.
+
+    It is dropped if it has no tokens to train on. It fails if the samples do not rebuild each of their calls exactly.
+
+    Args:
+        episode: the episode; one that is not `ok` is returned as it is.
+        merge: how calls become samples.
+        seed: decides which samples are kept.
+    """
+    if episode.status != "ok":
+        return episode
+    samples, dropped = limit_samples(build_samples(episode.calls), max_samples, seed)
+    kept = {span.call_id for sample in samples for span in sample.spans}
+    calls = [call for call in episode.calls if not dropped or call.call_id in kept]
+    if merge != "leaf":
+        # Use the calls of the same samples, so that the merge mode does not change what is trained.
+        samples = build_samples([call for call in episode.calls if call.call_id in kept], merge)
+    if (share := certificate(calls, samples)) < 1.0:
+        error = f"the samples rebuild only {share:.0%} of the calls exactly, so they are not trained; report this fault"
+        episode = replace(episode, reward=None, is_success=None, agent_rewards={}, judgement=None)
+        return replace(episode, status="failed", error_kind="inexact", error=error)
+    if samples:
+        return replace(episode, samples=tuple(samples), dropped_samples=dropped)
+    error = "the workflow made no LLM call that returned a token, so there is nothing to train on"
+    if episode.calls and not any(call.trained for call in episode.calls):
+        targets = ", ".join(sorted({call.target_tag for call in episode.calls}))
+        error = (
+            "no LLM call of the episode has a target in rollout.trainable_targets, so there is nothing to train "
+            f"on; the targets of its calls are: {targets}"
+        )
+    return replace(episode, status="dropped", error_kind="no_tokens", error=error)
+
 
 UNJUDGED = "it was not judged with the other episodes of its task"
 _CUT = "cut: "
@@ -22,11 +129,6 @@ _CUT = "cut: "
 def cut_text(limit_error: CallLimitError | None) -> str | None:
     """Return the note about an episode that was cut; None if it was not."""
     return None if limit_error is None else f"{_CUT}{limit_error}"
-
-
-def is_unjudged(episode: Episode) -> bool:
-    """Return whether an episode waits for the other episodes of its task, to be judged with them."""
-    return episode.status == "failed" and episode.error_kind == UnjudgedError.kind
 
 
 async def judge_group(
@@ -43,10 +145,7 @@ async def judge_group(
     """Return the episodes of a task with their rewards. Errors of the judge make them `failed`.
 
     Args:
-        judge: the judge.
-        workflow_task: the task of the episodes.
-        episodes: the episodes that wait for their group (`is_unjudged`).
-        seeds: the seed of each episode.
+        episodes: the episodes that wait for their group.
         timeout: time limit of the judge, in seconds; None for no limit.
         max_samples, merge: as in `with_samples`.
         inline: as in `score_group`.
@@ -66,7 +165,6 @@ async def judge_group(
 
 
 def _judged(episode: Episode, result: Judgement | EpisodeError) -> Episode:
-    """Return an episode of a group with its reward, or as failed."""
     try:
         if isinstance(result, EpisodeError):
             raise result

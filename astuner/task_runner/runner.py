@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import sysconfig
 import time
-import traceback
 from bdb import BdbQuit
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, cast
 
 from astuner.context_tracker import MergeMode
 from astuner.debugging.breakpoints import DebuggerQuit, is_debugged
 from astuner.debugging.deadlines import deadline
-from astuner.debugging.tracebacks import error_stack, format_error
+from astuner.debugging.tracebacks import error_location, format_error
 from astuner.env_service.episodes import EpisodeEnvironments
 from astuner.errors import (
     AgentMadness,
@@ -38,13 +35,36 @@ from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode, Judgement, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.system.clock import timestamp
 from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
-from astuner.task_judge.scoring import score, score_inline
-from astuner.task_runner.groups import UNJUDGED, cut_text
-from astuner.task_runner.rewards import judged_reward, mean_reward, with_rewards, with_steps
-from astuner.task_runner.samples import with_samples
+from astuner.task_judge.scoring import score
+from astuner.task_runner.groups import (
+    UNJUDGED,
+    cut_text,
+    judged_reward,
+    mean_reward,
+    with_rewards,
+    with_samples,
+    with_steps,
+)
 from astuner.workflow import Workflow, wrong_output
 
-_PACKAGE = f"{Path(__file__).parents[1]}/"
+
+@dataclass
+class _EpisodeRun:
+    """A running episode.
+
+    Attributes:
+        seconds: the time limit of the workflow; None for no limit.
+        workflow: None until it has started.
+    """
+
+    task: WorkflowTask
+    tuner: ModelTuner
+    seconds: float | None
+    workflow: Workflow | None = None
+
+    @property
+    def metadata(self) -> Mapping[str, object]:
+        return {} if self.workflow is None else self.workflow.episode_metadata
 
 
 @dataclass(frozen=True)
@@ -56,21 +76,18 @@ class TaskRunner:
         judge: scores episodes whose workflow returned no reward; None if the workflow always returns one.
         engine, codec: the model.
         episode_timeout, judge_timeout: seconds; not applied while a debugger is attached.
-        max_samples: the maximum number of samples of an episode that are trained.
         merge: how calls become samples.
-        targets: the agents of the workflow that are trained.
         madness_reward: the reward of an episode with degenerate model output.
         on_max_steps: what happens at a call beyond the limit: `judge` cuts the episode, which is judged with its last
             answer; `fail` fails it.
         judge_inline: run the judge in the episode's thread, where breakpoints work as in the workflow.
-        on_call: called with each finished LLM call.
         gateway: serves the model of the episodes over HTTP.
         environments: creates the environments of the episodes.
     """
 
     workflow: Callable[[], Workflow]
     judge: BaseJudge | None
-    engine: LlmEngine
+    engine: LlmEngine | None
     codec: ChatCodec
     episode_timeout: float = 600.0
     judge_timeout: float = 60.0
@@ -86,6 +103,7 @@ class TaskRunner:
 
     def tuner(self, workflow_task: WorkflowTask, settings: CallSettings) -> ModelTuner:
         """Return the model for one episode, which records the episode's calls."""
+        assert self.engine is not None
         return ModelTuner(
             self.engine,
             self.codec,
@@ -109,56 +127,51 @@ class TaskRunner:
             is_success=None,
             start_time=started,
         )
-        started_workflow: list[Workflow] = []
+        limit = None if is_debugged() else self.episode_timeout
+        run = _EpisodeRun(workflow_task, tuner, limit)
         try:
-            limit = None if is_debugged() else self.episode_timeout
             entered = time.monotonic()
             async with self.environments.instance(workflow_task, limit) as env:
                 # The limit is that of the whole episode, also for the pools that end episodes from outside.
-                left = None if limit is None else max(limit - (time.monotonic() - entered), 0.0)
+                run.seconds = None if limit is None else max(limit - (time.monotonic() - entered), 0.0)
                 # The workflow may change its task, which other episodes and the record share.
-                own_task = replace(workflow_task, task=copy.deepcopy(workflow_task.task), env=env)
-                output = await self._workflow_output(own_task, tuner, started_workflow, left)
+                run.task = replace(workflow_task, task=copy.deepcopy(workflow_task.task), env=env)
+                output = await self._workflow_output(run)
+                # How often the run's settings replaced a parameter of the episode's calls.
+                replaced = {f"replaced_{name}": float(n) for name, n in sorted(tuner.replaced_parameters.items())}
                 episode = replace(
                     episode,
                     metadata=plain_metadata(output.metadata),
-                    log_metrics={**output.log_metrics, **_replaced_metrics(tuner)},
+                    log_metrics={**output.log_metrics, **replaced},
                     calls=with_steps(tuner.calls, output.steps) if output.steps else (),
                 )
                 if output.reward is None and isinstance(self.judge, BaseGroupJudge):
                     raise UnjudgedError(cut_text(tuner.call_limit_error) or UNJUDGED)
                 if output.reward is None:
-                    episode = replace(episode, judgement=await self._judgement(own_task, output, tuner))
+                    episode = replace(episode, judgement=await self._judgement(run, output))
             episode = _rewarded(episode, output, tuner)
         except DebuggerQuit:
             raise
         # The judge and the output are the user's code, too.
         except BaseException as error:
-            failure = _episode_error(error)
+            is_known = issubclass(type(error), EpisodeError)  # `isinstance` would read `__class__`
+            failure = cast(EpisodeError, error) if is_known else _workflow_error(error)
             episode = replace(
                 episode,
                 calls=episode.calls or tuner.calls,
                 error_kind=str(failure.kind),
                 error=message_of(failure),
                 error_traceback=None if isinstance(failure, UnjudgedError) else format_error(error),
-                metadata=episode.metadata or plain_metadata(_episode_metadata(started_workflow)),
+                metadata=episode.metadata or plain_metadata(run.metadata),
             )
         episode = replace(episode, anomaly=tuner.anomaly, end_time=timestamp())
         return with_samples(episode, max_samples=self.max_samples, merge=self.merge, seed=workflow_task.seed)
 
-    async def _workflow_output(
-        self,
-        workflow_task: WorkflowTask,
-        tuner: ModelTuner,
-        started_workflow: list[Workflow],
-        seconds: float | None,
-    ) -> WorkflowOutput:
-        """Return the output of the workflow, and append the workflow to `started_workflow`.
-
-        The reward is None if the judge computes it.
-        """
+    async def _workflow_output(self, run: _EpisodeRun) -> WorkflowOutput:
+        """Return the output of the workflow. The reward is None if the judge computes it."""
+        tuner = run.tuner
         try:
-            output = await self._execute_at_gateway(workflow_task, tuner, started_workflow, seconds)
+            output = await self._execute_at_gateway(run)
         except AgentMadness:
             output = WorkflowOutput()
         except CallLimitError as error:
@@ -169,41 +182,33 @@ class TaskRunner:
                     f"{error}. The episode was cut and has no reward: set task_judge.judge_protocol, or catch "
                     "astuner.errors.CallLimitError in the workflow and return a WorkflowOutput with a reward"
                 ) from error
-            output = WorkflowOutput(metadata={"final_answer": _last_answer(tuner.calls)})
+            answered = [call for call in tuner.calls if call.messages and not call.cut]
+            text = str(answered[-1].messages[-1].get("content") or "") if answered else ""
+            output = WorkflowOutput(metadata={"final_answer": text})
         else:
             if tuner.call_limit_error is not None and self.on_max_steps == "fail":
                 raise tuner.call_limit_error
-        if added := _episode_metadata(started_workflow):
+        if added := run.metadata:
             output = replace(output, metadata={**added, **output.metadata})
         if tuner.anomaly is not None:
-            return replace(
-                output,
-                reward=self.madness_reward,
-                is_success=False,
-                steps=(),
-            )
+            return replace(output, reward=self.madness_reward, is_success=False, steps=())
         return output
 
-    async def _judgement(self, workflow_task: WorkflowTask, output: WorkflowOutput, tuner: ModelTuner) -> Judgement:
+    async def _judgement(self, run: _EpisodeRun, output: WorkflowOutput) -> Judgement:
         if self.judge is None:
             raise JudgeError(
                 "the workflow returned no reward and no judge is configured: return "
                 "WorkflowOutput(reward=…) or set task_judge.judge_protocol"
             )
-        compute_score = score_inline if self.judge_inline else score
         limit = None if is_debugged() else self.judge_timeout
-        output = replace(output, calls=tuple(tuner.calls))
-        result = await compute_score(self.judge, workflow_task, output, limit, lambda: describe_calls(tuner))
+        output = replace(output, calls=tuple(run.tuner.calls))
+        result = await score(
+            self.judge, run.task, output, limit, lambda: describe_calls(run.tuner), inline=self.judge_inline
+        )
         return replace(result, metadata=plain_metadata(result.metadata))
 
-    async def _execute_at_gateway(
-        self,
-        workflow_task: WorkflowTask,
-        tuner: ModelTuner,
-        started_workflow: list[Workflow],
-        limit: float | None,
-    ) -> WorkflowOutput:
-        """Run the workflow for at most `limit` seconds while the gateway serves its model."""
+    async def _execute_at_gateway(self, run: _EpisodeRun) -> WorkflowOutput:
+        """Run the workflow while the gateway serves its model."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
 
@@ -212,9 +217,9 @@ class TaskRunner:
                 # After the workflow, the judge runs in the same task.
                 loop.call_soon_threadsafe(lambda: session.is_closed or task.cancel())
 
-        with self.gateway.episode(tuner, cancel, limit) as session:
+        with self.gateway.episode(run.tuner, cancel, run.seconds) as session:
             try:
-                output = await self._execute(workflow_task, tuner, started_workflow, limit)
+                output = await self._execute(run)
             except WorkflowError as error:
                 cause = session.cause_of(error)
                 if cause is None:
@@ -224,14 +229,8 @@ class TaskRunner:
             raise session.failure
         return output
 
-    async def _execute(
-        self,
-        workflow_task: WorkflowTask,
-        tuner: ModelTuner,
-        started_workflow: list[Workflow],
-        limit: float | None,
-    ) -> WorkflowOutput:
-        started = time.monotonic()
+    async def _execute(self, run: _EpisodeRun) -> WorkflowOutput:
+        tuner, limit, started = run.tuner, run.seconds, time.monotonic()
 
         def late() -> str:
             return (
@@ -241,9 +240,9 @@ class TaskRunner:
 
         timeout: asyncio.Timeout | None = None  # stays None if the episode is interrupted before the block starts
         try:
-            async with deadline(limit, lambda: f"episode {workflow_task.episode_id}: {late()}") as timeout:
-                started_workflow.append(self.workflow())
-                result: object = started_workflow[0].execute(workflow_task, tuner)
+            async with deadline(limit, lambda: f"episode {run.task.episode_id}: {late()}") as timeout:
+                run.workflow = self.workflow()
+                result: object = run.workflow.execute(run.task, tuner)
                 if not isinstance(result, Awaitable):
                     raise WorkflowError(
                         f"execute returned {type(result).__name__}, not an awaitable: write it as "
@@ -273,11 +272,7 @@ class TaskRunner:
 
 
 def _rewarded(episode: Episode, output: WorkflowOutput, tuner: ModelTuner) -> Episode:
-    """Return the episode with its calls, and with the judge's rewards or, without a judge, the workflow's.
-
-    Raises:
-        EpisodeError: it is unscored, or agents or calls have no reward.
-    """
+    """Return the episode with its calls, and with the judge's rewards or, without a judge, the workflow's."""
     judgement, limit_error = episode.judgement, tuner.call_limit_error
     reward = output.reward if judgement is None else judged_reward(judgement)
     success = output.is_success if judgement is None else judgement.is_success
@@ -304,26 +299,8 @@ async def _drop_cancellation() -> None:
             await asyncio.sleep(0)
 
 
-def _episode_error(error: BaseException) -> EpisodeError:
-    return cast(EpisodeError, error) if issubclass(type(error), EpisodeError) else _workflow_error(error)
-
-
 def _workflow_error(error: BaseException) -> WorkflowError:
-    """Return an episode's error for an exception in its code, with the location in the user's code."""
     return WorkflowError(f"{describe_error(error)}{error_location(error)}")
-
-
-def error_location(error: BaseException) -> str:
-    """Return ` (at FILE:LINE, in FUNCTION)` for an exception of the user's code; "" if it has no traceback."""
-    frames = error_stack(error)
-    if not frames:
-        return ""
-    frame = innermost_user_frame(frames) or frames[-1]
-    return f" (at {frame.filename}:{frame.lineno}, in {frame.name})"
-
-
-def _episode_metadata(started_workflow: Sequence[Workflow]) -> Mapping[str, object]:
-    return started_workflow[0].episode_metadata if started_workflow else {}
 
 
 def plain_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
@@ -333,11 +310,7 @@ def plain_metadata(metadata: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def _checked_output(output: object) -> WorkflowOutput:
-    """Return a workflow's output with the log metrics as floats.
-
-    Raises:
-        WorkflowError: it is not a `WorkflowOutput`, or a log metric is not a number.
-    """
+    """Return a workflow's output with the log metrics as floats."""
     if not isinstance(output, WorkflowOutput):
         raise wrong_output("execute", "a WorkflowOutput", output)
     numbers = {
@@ -345,24 +318,6 @@ def _checked_output(output: object) -> WorkflowOutput:
         for name, value in output.log_metrics.items()
     }
     return WorkflowOutput(output.reward, output.is_success, output.metadata, numbers, steps=output.steps)
-
-
-def _replaced_metrics(tuner: ModelTuner) -> dict[str, float]:
-    """Return how often the run's settings replaced a parameter of the episode's calls, by metric."""
-    return {f"replaced_{name}": float(count) for name, count in sorted(tuner.replaced_parameters.items())}
-
-
-def _last_answer(calls: Sequence[LlmCall]) -> str:
-    """Return the text of a cut episode's last answer."""
-    answered = [call for call in calls if call.messages and not call.cut]
-    return str(answered[-1].messages[-1].get("content") or "") if answered else ""
-
-
-def innermost_user_frame(frames: Sequence[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    """Return the innermost frame outside astuner and installed packages, or None."""
-    foreign = (_PACKAGE, sysconfig.get_path("stdlib"), "<frozen")
-    user_frames = [f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(foreign)]
-    return user_frames[-1] if user_frames else None
 
 
 def describe_calls(tuner: ModelTuner) -> str:

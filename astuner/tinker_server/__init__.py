@@ -4,7 +4,7 @@ Long requests return the id of a future, whose result the client polls. All mode
 order; each set of weights that is sampled has its own embedded engine.
 """
 
-from astuner.tinker_server.http_server import ServerOptions, serve
+from astuner.tinker_server.http_server import serve
 from astuner.tinker_server.service import Limits
 
-__all__ = ["Limits", "ServerOptions", "serve"]
+__all__ = ["Limits", "serve"]

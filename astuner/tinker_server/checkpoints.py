@@ -25,8 +25,7 @@ from astuner.backbone.training.checkpoints import atomic_dir, save_synced
 from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.errors import RecordError, first_line
 from astuner.llm_engine.weight_digests import WeightDigests
-from astuner.tinker_server.errors import TinkerRequestError
-from astuner.tinker_server.wire import LoraSettings
+from astuner.tinker_server.wire import LoraSettings, TinkerRequestError
 
 Kind = Literal["weights", "sampler_weights"]
 KINDS: tuple[Kind, ...] = ("weights", "sampler_weights")
@@ -37,16 +36,7 @@ _ADVICE = "Free disk space, or start the server with another --checkpoint-dir."
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training run.
-
-    Attributes:
-        run_id: the id of the run and of its model.
-        base_model: the base model's name as sent by the client.
-        lora: the adapters.
-        policy: how the model computes.
-        metadata: the client's metadata.
-        created: when it was created.
-    """
+    """A training run, whose id is that of its model. The client sent the base model's name and the metadata."""
 
     run_id: str
     base_model: str
@@ -62,11 +52,8 @@ class TinkerCheckpoint:
 
     Attributes:
         run_id, kind, name: the parts of its path.
-        folder: the folder with its files.
-        time: when it was written.
         expires: when it is deleted; None for never.
         ephemeral: whether only its client session can use it and it is deleted with the session.
-        metadata: the client's metadata.
     """
 
     run_id: str
@@ -94,12 +81,7 @@ class TinkerCheckpoint:
         return weights
 
     def optimizer_state(self) -> dict[str, Any]:
-        """Read the optimizer's state.
-
-        Raises:
-            TinkerRequestError: the checkpoint was deleted.
-            RecordError: the checkpoint cannot be read.
-        """
+        """Read the optimizer's state; errors as for `weights`."""
         read = partial(torch.load, map_location="cpu", weights_only=True)
         state: dict[str, Any] = self._read("optimiser.pt", read)
         return state
@@ -129,11 +111,7 @@ class CheckpointStore:
         self.folder = folder
 
     def run(self, run_id: str) -> TrainingRun:
-        """Return a training run.
-
-        Raises:
-            TinkerRequestError: there is no such run.
-        """
+        """Return a training run; `TinkerRequestError` if there is no such run."""
         file = self._run_folder(run_id) / "run.json"
         data = {} if run_id.startswith(".") else _read_json(file)
         if not {"base_model", "lora", "metadata", "created"} <= data.keys() or data.get("run_id", run_id) != run_id:
@@ -177,14 +155,12 @@ class CheckpointStore:
 
         Args:
             run: the training run.
-            kind, name: the parts of its path.
+            kind, name, ephemeral, metadata: as in `TinkerCheckpoint`.
             weights: the trained weights.
             optimizer_state: the optimizer's state; None to leave it out.
-            digests: the checksums of all weights of the model, with which samplers are compared.
+            digests: the checksums of all the model's weights, with which samplers are compared.
             ttl_seconds: seconds until it is deleted.
             overwrite: whether to replace a checkpoint of this name.
-            ephemeral: whether only its client session can use it and it is deleted with the session.
-            metadata: the client's metadata.
 
         Raises:
             TinkerRequestError: the name exists and `overwrite` is false.
@@ -214,11 +190,7 @@ class CheckpointStore:
         return checkpoint
 
     def find(self, path: str) -> TinkerCheckpoint:
-        """Return the checkpoint at a `tinker://` path.
-
-        Raises:
-            TinkerRequestError: there is no checkpoint at the path.
-        """
+        """Return the checkpoint at a `tinker://` path; `TinkerRequestError` if there is no checkpoint at the path."""
         parts = path.removeprefix(_SCHEME).split("/")
         if path.startswith(_SCHEME) and len(parts) == 3 and parts[1] in KINDS and not parts[0].startswith("."):
             run_id, kind, name = parts

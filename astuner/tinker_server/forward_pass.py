@@ -16,7 +16,7 @@ from torch import Tensor
 
 from astuner.backbone.training.tinker_policy import batch_tokens
 from astuner.tinker_server import wire
-from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.wire import TinkerRequestError
 
 STABLE_REINFORCE = "stable_reinforce needs information that only samplers of the Tinker service record"
 _Inputs = Mapping[str, Tensor]
@@ -41,16 +41,8 @@ class TinkerLoss:
     compute: Callable[[Tensor, _Inputs, _Options], Tensor]
 
 
-def _cross_entropy(logprobs: Tensor, inputs: _Inputs, _options: _Options) -> Tensor:
-    return -logprobs * inputs["weights"]
-
-
 def _ratio(logprobs: Tensor, inputs: _Inputs) -> Tensor:
     return torch.exp(logprobs - inputs["logprobs"])
-
-
-def _importance_sampling(logprobs: Tensor, inputs: _Inputs, _options: _Options) -> Tensor:
-    return -_ratio(logprobs, inputs) * inputs["advantages"]
 
 
 def _ppo(logprobs: Tensor, inputs: _Inputs, options: _Options) -> Tensor:
@@ -89,8 +81,10 @@ def _gspo(logprobs: Tensor, inputs: _Inputs, options: _Options) -> Tensor:
 _SAMPLE_INPUTS = ("logprobs", "advantages")
 _CLIP = {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2}
 LOSSES: Mapping[str, TinkerLoss] = {
-    "cross_entropy": TinkerLoss((), ("weights",), {}, _cross_entropy),
-    "importance_sampling": TinkerLoss(_SAMPLE_INPUTS, (), {}, _importance_sampling),
+    "cross_entropy": TinkerLoss((), ("weights",), {}, lambda logprobs, inputs, _: -logprobs * inputs["weights"]),
+    "importance_sampling": TinkerLoss(
+        _SAMPLE_INPUTS, (), {}, lambda logprobs, inputs, _: -_ratio(logprobs, inputs) * inputs["advantages"]
+    ),
     "ppo": TinkerLoss(_SAMPLE_INPUTS, (), _CLIP, _ppo),
     "cispo": TinkerLoss(_SAMPLE_INPUTS, (), _CLIP, _cispo),
     "dro": TinkerLoss(_SAMPLE_INPUTS, (), {"beta": 0.05}, _dro),
@@ -100,13 +94,7 @@ LOSSES: Mapping[str, TinkerLoss] = {
 
 @dataclass(frozen=True)
 class DatumRow:
-    """A sequence with the inputs of the loss.
-
-    Attributes:
-        ids: N token ids.
-        targets: N token ids, the target at each position.
-        inputs: inputs of the loss, N numbers each.
-    """
+    """A sequence: N token ids, the target at each position, and N numbers for each input of the loss."""
 
     ids: NDArray[np.int64]
     targets: NDArray[np.int64]
@@ -115,13 +103,7 @@ class DatumRow:
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """The validated input of a forward or forward-backward request.
-
-    Attributes:
-        rows: the sequences.
-        loss: the loss.
-        options: the loss's options, defaults included.
-    """
+    """The validated input of a forward or forward-backward request; `options` are the loss's, defaults included."""
 
     rows: Sequence[DatumRow]
     loss: TinkerLoss

@@ -1,63 +1,34 @@
-"""The HTTP server: routes for training and sampling, request checks, and the process's lifetime."""
+"""The HTTP server: the checks of every request before it is routed, and the process's lifetime."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
+import math
 import socket
 from collections.abc import AsyncIterator, Callable, Collection
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
 
 import uvicorn
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from loguru import logger
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from astuner.backbone.training.model_folder import model_path
-from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, POLICY_HEADER, TinkerPolicy
-from astuner.errors import AstunerError
-from astuner.system.localhost import ADDRESS, listen, local_hosts
-from astuner.tinker_server import protobuf, wire
-from astuner.tinker_server.base_model import BaseLanguageModel
-from astuner.tinker_server.errors import TinkerRequestError
-from astuner.tinker_server.middleware import AnswersWhenCancelled, LimitedBodies, LocalClientsOnly, error_response
-from astuner.tinker_server.rest_routes import API, add_rest_routes
+from astuner.backbone.training.run_inputs import model_path
+from astuner.errors import AstunerError, field_problems
+from astuner.system.localhost import ADDRESS, listen, local_hosts, rejection_reason
+from astuner.tinker_server.routes import add_routes
 from astuner.tinker_server.service import Limits, TinkerService
-from astuner.tinker_server.sessions import Result, server_error
+from astuner.tinker_server.trainable_model import BaseLanguageModel
+from astuner.tinker_server.wire import TinkerRequestError
 
-_POLL_SECONDS = 20.0
-"""Seconds for which a request waits for a result. The client times out after 45 s."""
 _SWEEP_SECONDS = 10.0
 _SHUTDOWN_SECONDS = 3
 _MAX_HEADER_BYTES = 65536
-_MAX_CHUNK_BYTES = 5_000_000
-"""Size above which the client splits the data of a pass; its own default."""
-_WireModel = TypeVar("_WireModel", bound=wire.WireModel)
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """Options of the server.
-
-    Attributes:
-        model: the model, as `model.path` of the configuration.
-        port: the port; 0 selects a free one.
-        device: auto, cpu or cuda.
-        dtype: as `model.dtype`.
-        folder: the checkpoint folder.
-        limits: limits on models, engines and checkpoints.
-    """
-
-    model: str
-    port: int = 0
-    device: str = "auto"
-    dtype: str = "auto"
-    folder: Path = Path("launcher_record/tinker")
-    limits: Limits = field(default_factory=Limits)
+_CONCURRENT_BODIES = 4
 
 
 class _Server(uvicorn.Server):
@@ -73,12 +44,24 @@ class _Server(uvicorn.Server):
         await super().shutdown(sockets)
 
 
-def serve(options: ServerOptions, on_ready: Callable[[str, tuple[str, ...]], None]) -> None:
+def serve(
+    model: str,
+    checkpoints: Path,
+    on_ready: Callable[[str, tuple[str, ...]], None],
+    *,
+    port: int = 0,
+    device: str = "auto",
+    dtype: str = "auto",
+    limits: Limits,
+) -> None:
     """Serve a model on 127.0.0.1 until SIGINT or SIGTERM.
 
     Args:
-        options: the options.
-        on_ready: called with the server's address and the names of its model before it accepts requests.
+        model, dtype: as `model.path` and `model.dtype` of the configuration.
+        checkpoints: their folder.
+        on_ready: called with the server's address and its model's names before the server accepts requests.
+        port: 0 selects a free port.
+        device: auto, cpu or cuda.
 
     Raises:
         ServiceError: the port is in use.
@@ -86,14 +69,14 @@ def serve(options: ServerOptions, on_ready: Callable[[str, tuple[str, ...]], Non
         PluginError: `package.module->function` cannot be imported.
         BackboneError: the device does not exist.
     """
-    with listen(options.port) as listener:
+    with listen(port) as listener:
         port = listener.getsockname()[1]
-        folder = model_path(options.model, "--model", (Path.cwd(),))
+        folder = model_path(model, "--model", (Path.cwd(),))
         path = Path(folder).expanduser()
         # Clients load the tokenizer from the first name.
-        names = (str(path.resolve()) if path.is_dir() else folder, folder, options.model)
-        base_model = BaseLanguageModel(folder, tuple(dict.fromkeys(names)), options.device, options.dtype)
-        service = TinkerService(base_model, options.folder, options.limits)
+        names = (str(path.resolve()) if path.is_dir() else folder, folder, model)
+        base_model = BaseLanguageModel(folder, tuple(dict.fromkeys(names)), device, dtype)
+        service = TinkerService(base_model, checkpoints, limits)
         config = uvicorn.Config(
             create_app(service, local_hosts(port)),
             log_level="warning",
@@ -108,16 +91,19 @@ def serve(options: ServerOptions, on_ready: Callable[[str, tuple[str, ...]], Non
 
 
 def create_app(service: TinkerService, hosts: Collection[str]) -> FastAPI:
-    """Return the ASGI application.
-
-    Args:
-        service: handles the requests; closed on shutdown.
-        hosts: accepted values of the `Host` header.
-    """
+    """Return the ASGI application for the accepted values `hosts` of the `Host` header; it closes `service`."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        sweeper = asyncio.create_task(_sweep(service))
+        async def sweep() -> None:
+            while True:
+                await asyncio.sleep(_SWEEP_SECONDS)
+                try:
+                    service.sweep()
+                except (AstunerError, OSError, ValueError, KeyError) as error:  # e.g. a corrupt checkpoint
+                    logger.warning("expired sessions and checkpoints could not be removed: {}", error)
+
+        sweeper = asyncio.create_task(sweep())
         yield
         sweeper.cancel()
         await service.close()
@@ -136,9 +122,7 @@ def create_app(service: TinkerService, hosts: Collection[str]) -> FastAPI:
 
     @app.exception_handler(ValidationError)
     def validation_error(_request: Request, error: ValidationError) -> Response:
-        problems = [
-            f"{'.'.join(map(str, item['loc'])) or 'body'}: {item['msg']}" for item in error.errors(include_url=False)
-        ]
+        problems = field_problems(error, "body")
         more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
         return error_response(f"the request is not a valid tinker request: {'; '.join(problems[:3])}{more}", 422)
 
@@ -149,134 +133,110 @@ def create_app(service: TinkerService, hosts: Collection[str]) -> FastAPI:
         )
         return error_response(message, error.status_code)
 
-    _add_client_routes(app, service)
-    _add_session_routes(app, service)
-    _add_model_routes(app, service)
-    add_rest_routes(app, service)
+    add_routes(app, service)
     return app
 
 
-async def _sweep(service: TinkerService) -> None:
-    while True:
-        await asyncio.sleep(_SWEEP_SECONDS)
-        try:
-            service.sweep()
-        except (AstunerError, OSError, ValueError, KeyError) as error:  # e.g. a corrupt checkpoint
-            logger.warning("expired sessions and checkpoints could not be removed: {}", error)
+def error_response(message: str, status: int) -> Response:
+    """Return a response that the client raises as an error."""
+    return JSONResponse({"detail": message, "error": message, "category": "user"}, status)
 
 
-def _add_client_routes(app: FastAPI, service: TinkerService) -> None:
-    @app.get(f"{API}/healthz")
-    async def healthz() -> dict[str, Any]:
-        return {"status": "ok"}
+class LocalClientsOnly:
+    """Middleware that rejects requests of web pages and requests with a foreign `Host` (DNS rebinding)."""
 
-    @app.post(f"{API}/client/config")
-    async def client_config(response: Response) -> dict[str, Any]:
-        # The client opens a connection for this request only and does not close it.
-        response.headers["Connection"] = "close"
-        return {
-            "pjwt_auth_enabled": False,
-            # The client sends the chunks of a pass in order, which makes gradients deterministic.
-            "parallel_fwdbwd_chunks": False,
-            "proto_write_fwdbwd": False,  # Clients of 0.20 send JSON.
-            "proto_compress_fwdbwd": False,
-            # The client splits a batch that would exceed the limit; half of it, because it estimates the size.
-            "fwdbwd_max_chunk_bytes_count": min(_MAX_CHUNK_BYTES, service.limits.body_bytes // 2),
-            # On this machine, the transport of httpx is fast enough, and it needs no further package.
-            "use_pyqwest_transport": False,
-        }
+    def __init__(self, app: ASGIApp, hosts: Collection[str]) -> None:
+        self._app, self._hosts = app, frozenset(hosts)
 
-    @app.post(f"{API}/client/dynamic_config")
-    async def client_dynamic_config() -> dict[str, Any]:
-        return {"sample_cancel_enabled": True}
-
-    @app.get(f"{API}/get_server_capabilities")
-    async def capabilities() -> dict[str, Any]:
-        base_model = service.base_model
-        facts = {"max_context_length": base_model.max_length, "trainable": True, "sampleable": True}
-        models = [{"model_name": name, **facts} for name in base_model.names]
-        return {"supported_models": models, "extensions": [POLICY_EXTENSION]}
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on or reject it."""
+        if scope["type"] == "http":
+            reason = rejection_reason(Request(scope).headers, self._hosts)
+            if reason is not None:
+                await error_response(reason, 403)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
 
 
-def _add_session_routes(app: FastAPI, service: TinkerService) -> None:
-    @app.post(f"{API}/telemetry")
-    async def telemetry() -> dict[str, Any]:
-        return {"status": "accepted"}  # and discarded
+class AnswersWhenCancelled:
+    """Middleware that answers a request that is cancelled because it outlasts the server's shutdown.
 
-    @app.post(f"{API}/create_session")
-    async def create_session(request: Request) -> dict[str, Any]:
-        created = wire.CreateSessionRequest.model_validate_json(await request.body())
-        header = request.headers.get(POLICY_HEADER)
-        policy = None if header is None else TinkerPolicy.model_validate_json(header)
-        session = service.sessions.create(policy, display_name=created.display_name, metadata=created.user_metadata)
-        return {"type": "create_session", "session_id": session.session_id}
-
-    @app.post(f"{API}/sessions/{{session_id}}/finish")
-    async def finish(session_id: str, request: Request) -> Response:
-        wire.FinishRequest.model_validate_json(await request.body())
-        service.finish_session(session_id)
-        return Response(status_code=204)
-
-    @app.post(f"{API}/session_heartbeat")
-    async def session_heartbeat(request: Request) -> dict[str, Any]:
-        heartbeat = wire.SessionRequest.model_validate_json(await request.body())
-        service.sessions.touch(heartbeat.session_id)
-        return {"type": "session_heartbeat"}
-
-
-def _add_model_routes(app: FastAPI, service: TinkerService) -> None:
-    def add(name: str, request_type: type[_WireModel], handler: Callable[[_WireModel], dict[str, Any]]) -> None:
-        async def handle(request: Request) -> dict[str, Any]:
-            return handler(request_type.model_validate_json(await request.body()))
-
-        app.post(f"{API}/{name}", name=name)(handle)
-
-    add("create_model", wire.CreateModelRequest, service.create_model)
-    add("forward", wire.ForwardRequest, service.run_pass)
-    add("optim_step", wire.OptimStepRequest, service.optim_step)
-    add("save_weights", wire.SaveWeightsRequest, service.save_weights)
-    add("save_weights_for_sampler", wire.SaveWeightsForSamplerRequest, service.save_weights_for_sampler)
-    add("load_weights", wire.LoadWeightsRequest, service.load_weights)
-    add("unload_model", wire.ModelIdRequest, lambda request: service.unload_model(request.model_id))
-    add("create_sampling_session", wire.CreateSamplingSessionRequest, service.create_sampling_session)
-    add("asample", wire.SampleRequest, service.sample)
-
-    @app.post(f"{API}/forward_backward")
-    async def forward_backward(request: Request) -> dict[str, Any]:
-        body = await request.body()
-        if request.headers.get("content-type") == protobuf.MEDIA_TYPE:
-            return service.run_pass(protobuf.parse_forward_backward(body), as_protobuf=True)
-        return service.run_pass(wire.ForwardBackwardRequest.model_validate_json(body))
-
-    @app.post(f"{API}/cancel_future")
-    async def cancel_future(request: Request) -> Response:
-        service.futures.cancel(wire.RequestIdRequest.model_validate_json(await request.body()).request_id)
-        return Response(status_code=204)
-
-    @app.post(f"{API}/retrieve_future")
-    async def retrieve_future(request: Request) -> Response:
-        request_id = wire.RetrieveRequest.model_validate_json(await request.body()).request_id
-        result = await service.futures.retrieve(request_id, _POLL_SECONDS)
-        if result is None:
-            pending = {"type": "try_again", "request_id": request_id, "queue_state": "active"}
-            return Response(json.dumps(pending), 408, media_type="application/json")
-        accepts_protobuf = protobuf.MEDIA_TYPE in request.headers.get("accept", "")
-        return await asyncio.to_thread(result_response, result, accepts_protobuf=accepts_protobuf)
-
-
-def result_response(result: Result, *, accepts_protobuf: bool) -> Response:
-    """Return the response with the result of a request.
-
-    Args:
-        result: the result.
-        accepts_protobuf: whether the client accepts protobuf for samples.
+    uvicorn would log it as a crash of the application.
     """
-    if isinstance(result, bytes):
-        return Response(result, media_type=protobuf.MEDIA_TYPE)
-    try:
-        if accepts_protobuf and "sequences" in result:
-            return Response(protobuf.encode_samples(result), media_type=protobuf.MEDIA_TYPE)
-        content = json.dumps(result, allow_nan=False)
-    except ValueError as error:  # numbers that are not finite
-        content = json.dumps(server_error(error))
-    return Response(content, media_type="application/json")
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        has_answer = False
+
+        async def tracked(message: Message) -> None:
+            nonlocal has_answer
+            has_answer = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, tracked)
+        except asyncio.CancelledError:
+            if scope["type"] != "http":
+                raise
+            if not has_answer:
+                await error_response("the server is shutting down", 503)(scope, receive, send)
+
+
+class LimitedBodies:
+    """Middleware that limits the size of each request body, and the total size that is read concurrently.
+
+    A body that is too large according to its `Content-Length` is rejected without being read. A body without this
+    header is rejected as soon as it exceeds the limit.
+    """
+
+    def __init__(self, app: ASGIApp, limit: int) -> None:
+        """Limit bodies to `limit` bytes each, and concurrent bodies to four times this size in total."""
+        self._app, self._limit = app, limit
+        self._in_memory = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on with a limited body, or reject it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        declared = Request(scope).headers.get("content-length", "")
+        error = self._rejection(int(declared)) if declared.isdecimal() and len(declared) < 20 else None
+        if error is not None:
+            response = error_response(str(error), error.status)
+            # The connection is closed, because the rest of the body would still arrive.
+            response.headers["Connection"] = "close"
+            await response(scope, receive, send)
+            return
+        size = 0
+
+        async def limited() -> Message:
+            nonlocal size
+            message = await receive()
+            piece = len(message.get("body", b""))
+            error = self._rejection(size + piece, piece)
+            if error is not None:
+                raise error
+            size += piece
+            self._in_memory += piece
+            return message
+
+        try:
+            await self._app(scope, limited, send)
+        finally:
+            self._in_memory -= size
+
+    def _rejection(self, size: int, more: int = 0) -> TinkerRequestError | None:
+        """Return the error for a body with `size` bytes, `more` of them new; None if the body is accepted."""
+        if size > self._limit:
+            return TinkerRequestError(
+                f"the request has {size / 2**20:,.1f} MiB{' or more' if more else ''}; the limit of this server is "
+                f"{self._limit // 2**20:,} MiB; send fewer or shorter sequences in one request, or start the server "
+                f"with --max-body {math.ceil(size / 2**20)} or more",
+                413,
+            )
+        if self._in_memory + (more or size) > _CONCURRENT_BODIES * self._limit:
+            return TinkerRequestError("the server is reading too many large requests concurrently; try again", 503)
+        return None

@@ -10,20 +10,10 @@ import torch
 from torch import Tensor
 
 from astuner.tinker_server import wire
-from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.wire import TinkerRequestError
 
 _MAX_TARGETS = 1024
 """Maximum number of target tokens per position."""
-
-
-def wants_scores(request: wire.SampleRequest) -> bool:
-    """Return whether a request asks for scores of its prompt."""
-    return bool(
-        request.prompt_logprobs
-        or request.topk_prompt_logprobs
-        or request.target_prompt_logprobs
-        or request.prompt_alt_tokens_k
-    )
 
 
 def check_scores(request: wire.SampleRequest, length: int, vocab_size: int) -> None:
@@ -78,7 +68,7 @@ def score_prompt(logits: Tensor, ids: Sequence[int], request: wire.SampleRequest
     """Return the scores that a request asks for, as fields of Tinker's SampleResponse.
 
     Args:
-        logits: the logits of each token of the prompt except the first, [N - 1, V].
+        logits: the logits of each prompt token except the first, [N - 1, V].
         ids: the prompt, N token ids.
         request: the request.
         temperature: divides the logits of all log-probabilities.
@@ -88,8 +78,8 @@ def score_prompt(logits: Tensor, ids: Sequence[int], request: wire.SampleRequest
     none = [None] * first_scored
     scores: dict[str, Any] = {}
     if request.prompt_logprobs:
-        own = logprobs.gather(1, torch.tensor(ids[1:], device=logits.device)[:, None])[:, 0].tolist()
-        scores["prompt_logprobs"] = [*none, *own[first_scored - 1 :]]
+        sampled = logprobs.gather(1, torch.tensor(ids[1:], device=logits.device)[:, None])[:, 0].tolist()
+        scores["prompt_logprobs"] = [*none, *sampled[first_scored - 1 :]]
     if request.topk_prompt_logprobs:
         best = logprobs[first_scored - 1 :].topk(min(request.topk_prompt_logprobs, logits.shape[-1]))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -16,7 +16,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from astuner.tinker_server import wire
-from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.wire import TinkerRequestError
 
 MEDIA_TYPE = "application/x-protobuf"
 _FIELD_TYPES = ("bool", "bytes", "double", "int32", "int64", "string")
@@ -74,7 +74,7 @@ _STOP_REASONS = {"stop": 0, "length": 1}
 _DTYPES: Mapping[int, tuple[Literal["float32", "int64"], str]] = {1: ("float32", "<f4"), 2: ("int64", "<i8")}
 _FLOAT32, _INT64 = 1, 2
 _MASKED_LOGPROB = -99999.0
-"""The log-probability of the empty cells of a table of top log-probabilities."""
+"""The log-probability of empty cells in a table with top log-probabilities."""
 
 
 def _message_types() -> dict[str, Any]:
@@ -116,8 +116,15 @@ def parse_forward_backward(body: bytes) -> wire.ForwardRequest | wire.ForwardBac
             422,
         ) from error
     # The types of a message are checked by protobuf; a second validation would cost more than the parsing.
+    rows = [
+        wire.Datum.model_construct(
+            model_input=wire.ModelInput.model_construct(chunks=[_chunk(chunk) for chunk in item.model_input]),
+            loss_fn_inputs={entry.key: _tensor_data(entry.key, entry.value) for entry in item.loss_fn_inputs},
+        )
+        for item in message.data
+    ]
     data = wire.ForwardBackwardInput.model_construct(
-        data=[_datum(item) for item in message.data],
+        data=rows,
         loss_fn=message.loss_fn,
         loss_fn_config={entry.key: entry.value.text or entry.value.number for entry in message.loss_fn_config_v2},
     )
@@ -125,12 +132,6 @@ def parse_forward_backward(body: bytes) -> wire.ForwardRequest | wire.ForwardBac
     if message.forward_only:
         return wire.ForwardRequest.model_construct(**model, forward_input=data)
     return wire.ForwardBackwardRequest.model_construct(**model, forward_backward_input=data)
-
-
-def _datum(message: Any) -> wire.Datum:
-    model_input = wire.ModelInput.model_construct(chunks=[_chunk(chunk) for chunk in message.model_input])
-    tensors = {entry.key: _tensor_data(entry.key, entry.value) for entry in message.loss_fn_inputs}
-    return wire.Datum.model_construct(model_input=model_input, loss_fn_inputs=tensors)
 
 
 def _chunk(message: Any) -> wire.TokenChunk:

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -23,11 +23,10 @@ from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.weight_digests import WeightDigests, differing_weights, weight_digests
 from astuner.schema import SamplingParams
 from astuner.tinker_server import wire
-from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import CheckpointStore, TinkerCheckpoint
-from astuner.tinker_server.errors import TinkerRequestError
-from astuner.tinker_server.prompt_scores import score_prompt, wants_scores
-from astuner.tinker_server.trainable_model import load_weights, weights_with_adapters
+from astuner.tinker_server.prompt_scores import score_prompt
+from astuner.tinker_server.trainable_model import BaseLanguageModel, load_weights, weights_with_adapters
+from astuner.tinker_server.wire import TinkerRequestError
 
 _Source = TinkerCheckpoint | None
 """The checkpoint to sample from; None for the base model."""
@@ -38,7 +37,6 @@ class Sampler:
     """An engine, and a copy of its model for prompt log-probabilities.
 
     Attributes:
-        engine: the engine.
         users: number of requests that hold the sampler.
         idle: set while there are none.
         last_used: time of the last release, on the monotonic clock.
@@ -69,16 +67,14 @@ class Sampler:
     def load(self, weights: Mapping[str, Tensor], expected: WeightDigests) -> None:
         """Replace all weights; the sampler must have no users.
 
-        Args:
-            weights: the weights.
-            expected: the checksums of the trainer's weights; empty if they are unknown.
+        `expected` has the checksums of the trainer's weights; it is empty if they are unknown.
 
         Raises:
             ModelError: the weights do not fit the model, or the engine does not have those of the trainer afterwards.
         """
         before = self.engine.weight_digests()
         self.engine.update_weights(weights, next(_VERSIONS))
-        # The engine of a small model has its own copy of the weights.
+        # A small model's engine has its own copy of the weights.
         load_weights(self._model, weights)
         held = self.engine.weight_digests()
         names = differing_weights(expected or weight_digests(weights.items(), self._dtype), held)
@@ -157,7 +153,9 @@ class SamplerPool:
         try:
             return await asyncio.shield(load)
         except asyncio.CancelledError:
-            load.add_done_callback(_release_result)
+            load.add_done_callback(
+                lambda done: None if done.cancelled() or done.exception() else done.result().release()
+            )
             raise
 
     async def _load(self, source: _Source) -> Sampler:
@@ -196,15 +194,12 @@ class SamplerPool:
         return weights_with_adapters(self._base_model, run.lora, run.policy, trained)
 
 
-def _release_result(load: asyncio.Task[Sampler]) -> None:
-    if not load.cancelled() and load.exception() is None:
-        load.result().release()
-
-
 async def sample(
     base_model: BaseLanguageModel, sampler: Sampler, request: wire.SampleRequest, ids: list[int], temperature: float
 ) -> dict[str, Any]:
-    """Handle a sampling request. Its samples are computed concurrently, together with those of other requests.
+    """Handle a sampling request, and return Tinker's SampleResponse.
+
+    The samples are computed concurrently, together with those of other requests.
 
     Args:
         base_model: has the tokenizer and the stop tokens.
@@ -212,9 +207,6 @@ async def sample(
         request: the request.
         ids: the validated prompt.
         temperature: divides the logits of the prompt's log-probabilities.
-
-    Returns:
-        Tinker's SampleResponse.
 
     Raises:
         TinkerRequestError: a stop string is empty.
@@ -225,19 +217,31 @@ async def sample(
     if "" in stop_texts:
         raise TinkerRequestError("sampling_params.stop has an empty string; leave it out to stop at end tokens only")
     stop_ids = [item for item in stop if isinstance(item, int)]
-    params = replace(
-        _engine_params(base_model, request.sampling_params, stop_ids),
+    options = request.sampling_params
+    # An empty list of stops means that no token ends a sample, not even the model's end tokens.
+    end_ids = () if options.stop == [] else base_model.stop_token_ids
+    params = SamplingParams(
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        max_tokens=base_model.max_length if options.max_tokens is None else options.max_tokens,
+        stop_token_ids=(*end_ids, *stop_ids),
         stop=tuple(stop_texts),
         top_logprobs=request.topk_sample_logprobs,
     )
     completions = asyncio.gather(
         *(
-            sampler.engine.generate(ids, replace(params, seed=_seed(request.sampling_params.seed, index)))
+            sampler.engine.generate(ids, replace(params, seed=_seed(options.seed, index)))
             for index in range(request.num_samples)
         )
     )
     scores: dict[str, Any] = {}
-    if wants_scores(request):
+    if (
+        request.prompt_logprobs
+        or request.topk_prompt_logprobs
+        or request.target_prompt_logprobs
+        or request.prompt_alt_tokens_k
+    ):
         samples, scores = await asyncio.gather(completions, asyncio.to_thread(sampler.score, ids, request, temperature))
     else:
         samples = await completions
@@ -249,25 +253,45 @@ async def sample(
     return {"type": "sample", "sequences": sequences, **scores}
 
 
-def _engine_params(
-    base_model: BaseLanguageModel, params: wire.SamplingOptions, stop_ids: Sequence[int]
-) -> SamplingParams:
-    """Return the engine's parameters for the samples of a request, without their seeds.
-
-    An empty list of stops means that no token ends a sample, not even the model's end tokens.
-    """
-    end_ids = () if params.stop == [] else base_model.stop_token_ids
-    return SamplingParams(
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        max_tokens=base_model.max_length if params.max_tokens is None else params.max_tokens,
-        stop_token_ids=(*end_ids, *stop_ids),
-    )
-
-
 def _seed(seed: int | None, index: int) -> int | None:
     """Return the seed for sample `index` in a request. It differs from those for requests with nearby seeds."""
     if seed is None or index == 0:
         return seed
     return int.from_bytes(hashlib.blake2b(f"{seed}/{index}".encode(), digest_size=8).digest(), "little")
+
+
+class SamplerCheckpoints:
+    """Records the use of sampler checkpoints, and deletes the least recently used ones beyond a limit."""
+
+    def __init__(self, store: CheckpointStore, samplers: SamplerPool, limit: int) -> None:
+        """Start without any recorded use; `limit` is the maximum number of sampler checkpoints per training run."""
+        self._store, self._samplers, self._limit = store, samplers, limit
+        # By path, the number of the request that used the checkpoint last.
+        self._last_use: dict[str, int] = {}
+        self._use_count = 0
+
+    def record_use(self, checkpoint: TinkerCheckpoint) -> None:
+        """Record that a request uses the checkpoint."""
+        self._use_count += 1
+        self._last_use[checkpoint.path] = self._use_count
+
+    def delete_old(self, run_id: str) -> None:
+        """Delete the least recently used sampler checkpoints of a training run beyond the limit."""
+        checkpoints = self._store.checkpoints(run_id)
+        snapshots = [checkpoint for checkpoint in checkpoints if checkpoint.kind == "sampler_weights"]
+        by_use = sorted(snapshots[:-1], key=lambda item: (self._last_use.get(item.path, 0), item.time))
+        for snapshot in by_use[: max(0, len(snapshots) - self._limit)]:
+            if not self._samplers.is_in_use(snapshot.path):
+                level = "DEBUG" if snapshot.ephemeral else "INFO"
+                message = "{} is deleted to make room for newer sampler weights (--max-samplers {})"
+                logger.log(level, message, snapshot.path, self._limit)
+                self.delete(snapshot)
+
+    def delete(self, checkpoint: TinkerCheckpoint) -> None:
+        """Delete a checkpoint."""
+        self._store.delete(checkpoint)
+        self.forget(checkpoint.path)
+
+    def forget(self, path: str) -> None:
+        """Forget the use of a checkpoint that was deleted."""
+        self._last_use.pop(path, None)

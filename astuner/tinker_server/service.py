@@ -14,36 +14,28 @@ from loguru import logger
 
 from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.tinker_server import protobuf, wire
-from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import CheckpointStore, TinkerCheckpoint, check_adapters
-from astuner.tinker_server.errors import TinkerRequestError
 from astuner.tinker_server.forward_pass import LOSSES, STABLE_REINFORCE, parse_forward_pass, parse_token_ids
-from astuner.tinker_server.models import ActiveModel, ModelRegistry
 from astuner.tinker_server.prompt_scores import check_scores
-from astuner.tinker_server.sampler_checkpoints import SamplerCheckpoints
-from astuner.tinker_server.sampling import SamplerPool, sample
+from astuner.tinker_server.sampling import SamplerCheckpoints, SamplerPool, sample
 from astuner.tinker_server.sessions import (
     EVICTION_SECONDS,
     SESSION_TIMEOUT_SECONDS,
+    ActiveModel,
     ClientSession,
     Futures,
+    ModelRegistry,
     Result,
     Sessions,
     Work,
 )
-from astuner.tinker_server.trainable_model import TrainableModel
+from astuner.tinker_server.trainable_model import BaseLanguageModel, TrainableModel
+from astuner.tinker_server.wire import TinkerRequestError
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the server.
-
-    Attributes:
-        models: maximum number of models in training.
-        engines: maximum number of sets of weights in memory to sample from.
-        snapshots: maximum number of sampler checkpoints per training run.
-        body_bytes: maximum size of a request's body.
-    """
+    """The greatest numbers: models in training, weight sets in memory, sampler checkpoints per run, bytes of a body."""
 
     models: int = 4
     engines: int = 3
@@ -115,18 +107,11 @@ class TinkerService:
     def run_pass(
         self, request: wire.ForwardRequest | wire.ForwardBackwardRequest, *, as_protobuf: bool = False
     ) -> dict[str, Any]:
-        """Compute log-probabilities and the loss; for a ForwardBackwardRequest, accumulate the gradient, too.
-
-        Args:
-            request: the request.
-            as_protobuf: whether the result is a protobuf message.
-        """
-        backward = isinstance(request, wire.ForwardBackwardRequest)
-        data = (
-            request.forward_backward_input
-            if isinstance(request, wire.ForwardBackwardRequest)
-            else request.forward_input
-        )
+        """Compute log-probabilities and the loss; for a ForwardBackwardRequest, accumulate the gradient, too."""
+        if backward := isinstance(request, wire.ForwardBackwardRequest):
+            data = request.forward_backward_input
+        else:
+            data = request.forward_input
         forward_pass = parse_forward_pass(data, self.base_model.vocab_size, self.base_model.max_length)
 
         def run(model: TrainableModel) -> Result:
@@ -253,12 +238,12 @@ class TinkerService:
     def _start_once(self, seq_id: int | None, model: ActiveModel, kind: str, work: Work) -> dict[str, Any]:
         """Start a request to a model, unless it is an earlier request that the client has sent again."""
         self.sessions.touch(model.session_id)
-        request_id = model.earlier_request(seq_id, kind)
-        if request_id is None:
+
+        def start() -> str:
             self.futures.check_capacity()
-            request_id = self.futures.start(model.session_id, work)
-            model.remember_request(seq_id, kind, request_id)
-        return {"request_id": request_id, "model_id": model.run.run_id}
+            return self.futures.start(model.session_id, work)
+
+        return {"request_id": model.request_once(seq_id, kind, start), "model_id": model.run.run_id}
 
     # Sampling
 

@@ -1,21 +1,30 @@
-"""Client sessions, and the futures of their requests."""
+"""Client sessions, the futures of their requests, and the models in training.
+
+One thread computes for all models, in request order.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 import time
 import uuid
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, TypeVar
 
 from loguru import logger
 
 from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.errors import AstunerError
-from astuner.tinker_server.checkpoints import TinkerCheckpoint
-from astuner.tinker_server.errors import TinkerRequestError
+from astuner.tinker_server.checkpoints import TinkerCheckpoint, TrainingRun
+from astuner.tinker_server.trainable_model import BaseLanguageModel, TrainableModel
+from astuner.tinker_server.wire import LoraSettings, TinkerRequestError
 
 SESSION_TIMEOUT_SECONDS = 600.0
 """A session ends after this time without a request. Clients send a heartbeat every 10 s."""
@@ -31,6 +40,9 @@ MAX_PENDING_REQUESTS = 4096
 Result = dict[str, Any] | bytes
 """The result of a request: JSON values, or a protobuf message."""
 Work = Callable[[], Awaitable[Result]]
+_T = TypeVar("_T")
+_MAX_REMEMBERED_REQUESTS = 256
+"""Number of requests per model that are recognised when the client sends them again."""
 
 
 @dataclass
@@ -38,10 +50,9 @@ class ClientSession:
     """A client's session.
 
     Attributes:
-        session_id: id of the session.
-        last_seen: time of its last request, on the clock of `Sessions`.
+        last_seen: when its last request came, on the clock of `Sessions`.
         policy: how its models compute; None if the client sent none.
-        models: by the client's sequence number, the id of each model and of the request that created it.
+        models: by the client's sequence number, each model's id and that of the request that created it.
         samplers: by sampling session id, the checkpoint it samples from; None for the base model.
         inflight: by model id, its sampling sessions that follow the model's latest inflight weights.
         display_name, metadata: the client's name of the session, and its metadata.
@@ -86,11 +97,7 @@ class Sessions:
         return session
 
     def touch(self, session_id: str) -> ClientSession:
-        """Update a session's `last_seen` and return it.
-
-        Raises:
-            TinkerRequestError: there is no such session.
-        """
+        """Update a session's `last_seen` and return it; `TinkerRequestError` if there is no such session."""
         if session_id not in self._sessions:
             raise TinkerRequestError(
                 f"there is no session {session_id!r}: the server was restarted, or the session was inactive for "
@@ -139,7 +146,7 @@ class Futures:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._futures: dict[str, _Future] = {}
-        # The prefix distinguishes ids of this server from those of an earlier one.
+        # The prefix distinguishes this server's ids from those of an earlier one.
         self._prefix, self._count = secrets.token_hex(4), 0
         self._is_closed = False
 
@@ -147,21 +154,14 @@ class Futures:
         return len(self._futures)
 
     def check_capacity(self) -> None:
-        """Check that another request may start.
-
-        Raises:
-            TinkerRequestError: too many requests are pending.
-        """
+        """Raise `TinkerRequestError` if too many requests are pending."""
         if sum(future.expires is None for future in self._futures.values()) >= MAX_PENDING_REQUESTS:
             raise TinkerRequestError(f"{MAX_PENDING_REQUESTS} requests are pending; wait until some are done", 429)
 
     def start(self, session_id: str, work: Work, *, can_cancel: bool = False) -> str:
-        """Start `work` and return the request id of its result.
+        """Start `work`, which returns the response, and return the request id of its result.
 
-        Args:
-            session_id: the session to which the request belongs; may be empty.
-            work: returns the response.
-            can_cancel: whether the client may cancel the request.
+        A request may belong to no session, whose id is then empty.
 
         Raises:
             TinkerRequestError: the server is shutting down.
@@ -244,3 +244,130 @@ def server_error(error: Exception) -> dict[str, Any]:
     """Log an unexpected error of a request, and return the result that tells the client."""
     logger.opt(exception=error).error("a request failed: {}", error)
     return {"error": f"{type(error).__name__}: {error}", "category": "server"}
+
+
+@dataclass
+class ActiveModel:
+    """A model in training.
+
+    Attributes:
+        session_id: the client session that created it.
+        trainable: the model; None until it is created and after it is unloaded.
+        last_used: time of its last request, on the system's clock.
+        requests: the kind and id of its requests, by the client's sequence number.
+    """
+
+    run: TrainingRun
+    session_id: str
+    trainable: TrainableModel | None = None
+    last_used: float = field(default_factory=time.time)
+    requests: OrderedDict[int, tuple[str, str]] = field(default_factory=OrderedDict)
+
+    def request_once(self, seq_id: int | None, kind: str, start: Callable[[], str]) -> str:
+        """Return the id of a request that `start` starts, unless the client has repeated it because no answer came.
+
+        Raises:
+            TinkerRequestError: another kind of request had this sequence number.
+        """
+        if seq_id is None:
+            return start()
+        earlier_kind, request_id = self.requests.get(seq_id) or (kind, start())
+        if earlier_kind != kind:
+            raise TinkerRequestError(
+                f"seq_id {seq_id} was used for {earlier_kind} and now for {kind}; only one client may train a model"
+            )
+        self.requests.setdefault(seq_id, (kind, request_id))
+        while len(self.requests) > _MAX_REMEMBERED_REQUESTS:
+            self.requests.popitem(last=False)
+        return request_id
+
+
+class ModelRegistry:
+    """The models in training, by id. Belongs to one event loop."""
+
+    def __init__(self, base_model: BaseLanguageModel) -> None:
+        self._base_model = base_model
+        self._models: dict[str, ActiveModel] = {}
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="tinker-train")
+        self._closing = threading.Event()
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    def runs(self) -> list[TrainingRun]:
+        """Return the training runs of all models."""
+        return [model.run for model in self._models.values()]
+
+    def get(self, model_id: str) -> ActiveModel:
+        """Return a model; `TinkerRequestError` if there is no such model."""
+        if model_id not in self._models:
+            raise TinkerRequestError(
+                f"there is no model {model_id!r} in training: it was unloaded, its client was inactive for too long, "
+                "or the server was restarted; load its last checkpoint into a new model",
+                404,
+            )
+        model = self._models[model_id]
+        model.last_used = time.time()
+        return model
+
+    def add(
+        self,
+        session_id: str,
+        model_seq_id: int,
+        base_model: str,
+        lora: LoraSettings,
+        policy: TinkerPolicy,
+        metadata: Mapping[str, Any],
+    ) -> ActiveModel:
+        """Add a model without weights; `create_weights` creates them.
+
+        `model_seq_id` is the client's number of the model in the session; for the others, see `TrainingRun`.
+        """
+        # The client composes the same id for a model that it creates from a checkpoint.
+        run_id = f"{session_id}:train:{model_seq_id}"
+        model = ActiveModel(TrainingRun(run_id, base_model, lora, policy, metadata, datetime.now(UTC)), session_id)
+        self._models[run_id] = model
+        return model
+
+    async def create_weights(self, model: ActiveModel) -> None:
+        """Create the weights of a new model.
+
+        Raises:
+            TinkerRequestError, ModelError: they cannot be created; the model is removed.
+        """
+        try:
+            create = partial(TrainableModel, self._base_model, model.run.lora, model.run.policy)
+            model.trainable = await self._submit(create)
+        except BaseException:
+            self.remove(model.run.run_id)
+            raise
+
+    async def compute(self, model: ActiveModel, function: Callable[[TrainableModel], _T]) -> _T:
+        """Call `function` on the training thread, after all earlier requests."""
+
+        def call() -> _T:
+            self.check_open()
+            if model.trainable is None:
+                raise TinkerRequestError(f"model {model.run.run_id} was unloaded before the request was computed", 404)
+            return function(model.trainable)
+
+        return await self._submit(call)
+
+    def check_open(self) -> None:
+        """Raise TinkerRequestError if the server is shutting down."""
+        if self._closing.is_set():
+            raise TinkerRequestError("the server is shutting down", 410)
+
+    def remove(self, model_id: str) -> None:
+        """Remove a model; its memory is freed after its current computation."""
+        model = self._models.pop(model_id, None)
+        if model is not None and not self._closing.is_set():
+            self._executor.submit(partial(setattr, model, "trainable", None))
+
+    def close(self) -> None:
+        """Stop the training thread after its current batch."""
+        self._closing.set()
+        self._executor.shutdown(cancel_futures=True)
+
+    def _submit(self, function: Callable[[], _T]) -> asyncio.Future[_T]:
+        return asyncio.get_running_loop().run_in_executor(self._executor, function)

@@ -1,8 +1,9 @@
-"""A model in training: forward and backward passes, optimizer steps, and its state."""
+"""The frozen base model, and a model in training: its passes, optimizer steps and state."""
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -16,23 +17,87 @@ from astuner.backbone.training.lora import iterate_merged, merged_weights, with_
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
 from astuner.config.model import LoraConfig
 from astuner.errors import ModelError
+from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
+from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.weight_digests import weight_digests
-from astuner.tinker_server.base_model import BaseLanguageModel
-from astuner.tinker_server.errors import TinkerRequestError
+from astuner.model_tuner import load_tokenizer
 from astuner.tinker_server.forward_pass import DatumBatch, ForwardPass, batches
-from astuner.tinker_server.wire import AdamParams, LoraSettings
+from astuner.tinker_server.wire import AdamParams, LoraSettings, TinkerRequestError
 
+_DEFAULT_MAX_LENGTH = 32_768
+"""For models whose configuration has no limit."""
 _SEED_LOCK = threading.Lock()
+
+
+class BaseLanguageModel:
+    """A frozen causal language model with its tokenizer.
+
+    Attributes:
+        folder: its folder or Hugging Face name.
+        names: the names that clients may use; the first one is the one to load the tokenizer from.
+        max_length: maximum number of tokens in a sequence.
+        vocab_size: number of rows in the input embedding; token ids are smaller.
+        architecture: `model_type` of its configuration.
+        stop_token_ids: token ids that always end a completion.
+    """
+
+    def __init__(self, folder: str, names: tuple[str, ...], device: str, dtype: str) -> None:
+        """Load the model.
+
+        Raises:
+            ModelError: the model cannot be loaded.
+            BackboneError: the device does not exist.
+        """
+        self.folder, self.names = folder, names
+        self.device = choose_device(device)
+        self.dtype = compute_dtype(dtype, self.device)
+        self.tokenizer = load_tokenizer(folder)
+        self._model = load_causal_lm(folder, self.dtype).to(self.device).eval().requires_grad_(False)
+        self.max_length = context_length(self._model.config) or _DEFAULT_MAX_LENGTH
+        self.vocab_size = int(self._model.get_input_embeddings().weight.shape[0])
+        self.architecture = str(self._model.config.model_type)
+        eos = self._model.generation_config.eos_token_id
+        eos = eos if isinstance(eos, list) else [eos]
+        self.stop_token_ids = tuple({token for token in (*eos, self.tokenizer.eos_token_id) if token is not None})
+
+    def check_name(self, name: str) -> None:
+        """Raise `TinkerRequestError` if `name` is none of the model's names."""
+        if name not in (*self.names, self.tokenizer_name):
+            raise TinkerRequestError(f"base_model is {name!r}, but this server has only {' = '.join(self.names)}", 404)
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The name from which sampling clients load the tokenizer; they read `a/b/c` as variant c of model `a/b`."""
+        return f"{self.names[0]}/" if self.names[0].count("/") == 2 else self.names[0]
+
+    def view(self) -> Any:
+        """Return a new module that shares the frozen weights, with untied input and output embeddings."""
+        shared = {id(tensor): tensor for tensor in (*self._model.parameters(), *self._model.buffers())}
+        model = copy.deepcopy(self._model, shared)
+        head = model.get_output_embeddings()
+        if head is not None and head.weight is model.get_input_embeddings().weight:
+            # An adapter on the output embedding must not change a tied input embedding.
+            head.weight = nn.Parameter(head.weight.detach(), requires_grad=False)
+            model.config.get_text_config().tie_word_embeddings = model.config.tie_word_embeddings = False
+        return model
+
+    def copy(self) -> Any:
+        """Return a copy with its own weights, which may be overwritten."""
+        return copy.deepcopy(self.view())
+
+    def trainable_copy(self) -> Any:
+        """Return a float32 copy for full training; in bfloat16, small steps would be lost to rounding."""
+        return load_causal_lm(self.folder, torch.float32).to(self.device).eval()
+
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights by name; they must not be changed."""
+        return {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
 
 
 class TrainableModel:
     """The base model with trainable adapters, or a fully trainable copy of it.
 
     Gradients accumulate over passes until an optimizer step. Not thread-safe.
-
-    Attributes:
-        model: the module.
-        policy: how it computes.
     """
 
     def __init__(self, base_model: BaseLanguageModel, lora: LoraSettings, policy: TinkerPolicy) -> None:
@@ -49,15 +114,9 @@ class TrainableModel:
         self._has_gradient = False
 
     def run(self, forward_pass: ForwardPass, *, backward: bool, check_open: Callable[[], None]) -> dict[str, Any]:
-        """Run a forward pass and, with `backward`, accumulate its gradient.
+        """Run a forward pass and, with `backward`, accumulate its gradient. Return Tinker's ForwardBackwardOutput.
 
-        Args:
-            forward_pass: the data and the loss.
-            backward: whether to compute gradients.
-            check_open: called before each batch; may raise to stop the pass.
-
-        Returns:
-            Tinker's ForwardBackwardOutput.
+        `check_open` is called before each batch, and may raise to stop the pass.
 
         Raises:
             TinkerRequestError: the loss is not finite. The accumulated gradient is dropped.
@@ -100,10 +159,7 @@ class TrainableModel:
         return -functional.cross_entropy(unpadded.float() / self.policy.temperature, batch.targets, reduction="none")
 
     def optim_step(self, params: AdamParams) -> dict[str, Any]:
-        """Take an AdamW step and clear the gradient.
-
-        Returns:
-            Tinker's OptimStepResponse.
+        """Take an AdamW step, clear the gradient, and return Tinker's OptimStepResponse.
 
         Raises:
             TinkerRequestError: there is no gradient, or it is not finite. The weights are unchanged.

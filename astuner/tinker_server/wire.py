@@ -1,4 +1,4 @@
-"""The JSON requests of tinker 0.20 to 0.38. Unknown fields are rejected.
+"""The JSON requests of tinker 0.20 to 0.38, and the error for invalid ones. Unknown fields are rejected.
 
 The types of the client package are not used: `tinker` is not a dependency of astuner, and its `Datum`, `TensorData` and
 `ForwardBackwardInput` do not validate JSON.
@@ -10,7 +10,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from astuner.tinker_server.errors import TinkerRequestError
+from astuner.errors import AstunerError
+
+
+class TinkerRequestError(AstunerError):
+    """A request that the server rejects.
+
+    Attributes:
+        status: the HTTP status. The client retries 408, 409, 429 and 5xx for minutes, so these are used only if a retry
+            can succeed.
+    """
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message)
+        self.status = status
+
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\x00-\x1f.][^/\x00-\x1f]*$")]
 """A checkpoint's name: one component of its path."""
@@ -38,11 +52,7 @@ class ModelInput(WireModel):
 
     @property
     def ids(self) -> list[int]:
-        """All token ids.
-
-        Raises:
-            TinkerRequestError: a chunk is not text.
-        """
+        """All token ids; `TinkerRequestError` if a chunk is not text."""
         for chunk in self.chunks:
             if chunk.type != "encoded_text":
                 raise TinkerRequestError(

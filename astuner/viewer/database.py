@@ -8,7 +8,8 @@ import os
 import shutil
 import sqlite3
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
@@ -41,12 +42,8 @@ create table if not exists positions (file text primary key, start integer, tail
 def open_database(folder: Path, cache: Path | None = None) -> sqlite3.Connection:
     """Open or create the database of the run in `folder`.
 
-    If the file cannot be opened or locked, or there is no space, the database is created in memory.
-
-    Args:
-        folder: The run's folder.
-        cache: Folder of the databases; by default `astuner/viewer` in the user's cache, or a temporary folder if the
-            cache cannot be written.
+    If the file cannot be opened or locked, or there is no space, the database is created in memory. The folder of the
+    databases is `cache`; by default `astuner/viewer` in the user's cache, or a temporary folder if that is read-only.
     """
     path = database_file(folder, cache, f"v{_VERSION}")
     for _ in range(2):
@@ -55,31 +52,41 @@ def open_database(folder: Path, cache: Path | None = None) -> sqlite3.Connection
         except sqlite3.OperationalError:  # The file may be valid and in use by another process.
             break
         except sqlite3.DatabaseError:  # The file is damaged. SQLite's journals would be applied to a new file.
-            for suffix in ("", "-wal", "-shm"):
-                path.with_name(path.name + suffix).unlink(missing_ok=True)
+            remove_database(path)
     return _open(Path(":memory:"))
 
 
-def database_file(folder: Path, cache: Path | None, version: str) -> Path:
-    """Return the database file for the run in `folder`.
+def remove_database(path: Path) -> None:
+    """Remove a database and its journals."""
+    for suffix in ("", "-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
 
-    Args:
-        folder: The run's folder.
-        cache: Folder of the databases, as in `open_database`.
-        version: Version of the schema. It is part of the name, as viewers of several versions may run at the same time.
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Commit what the block writes; an exception undoes it."""
+    db.execute("begin immediate")
+    try:
+        yield
+        db.execute("commit")
+    except BaseException:
+        # An error of the disk has already ended the transaction.
+        if db.in_transaction:
+            db.execute("rollback")
+        raise
+
+
+def database_file(folder: Path, cache: Path | None, version: str) -> Path:
+    """Return the database file for the run in `folder`, in the folder `cache` (see `open_database`).
+
+    The schema's `version` is part of the name, as several viewers' versions may run at the same time.
     """
     digest = hashlib.sha256(str(folder.resolve()).encode("utf-8", "surrogateescape")).hexdigest()[:24]
     return (cache or _cache_folder()) / f"{digest}.{version}.sqlite3"
 
 
 def remove_least_recent(cache: Path, max_bytes: int, keep: Path) -> None:
-    """Remove databases that were not changed for the longest time until those in `cache` fit into `max_bytes`.
-
-    Args:
-        cache: Folder of the databases.
-        max_bytes: Largest size of all databases.
-        keep: A database that is not removed.
-    """
+    """Remove the databases in `cache` that changed longest ago, except `keep`, until all fit into `max_bytes`."""
     sizes: list[tuple[float, int, Path]] = []
     for path in cache.glob("*.sqlite3"):
         with suppress(OSError):
@@ -91,9 +98,8 @@ def remove_least_recent(cache: Path, max_bytes: int, keep: Path) -> None:
             return
         # A viewer that has the file open continues to use it, and creates it again when it opens the run again.
         if path != keep:
-            for suffix in ("", "-wal", "-shm"):
-                with suppress(OSError):
-                    path.with_name(path.name + suffix).unlink()
+            with suppress(OSError):
+                remove_database(path)
             total -= size
 
 

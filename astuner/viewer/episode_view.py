@@ -1,34 +1,89 @@
-"""JSON content of an episode's page: messages, calls, the trie of tokens, advantages and transcripts."""
+"""JSON content of an episode's page: verdict, messages, calls, the token trie, advantages and transcripts."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from astuner.run_record.episode_file import RecordedEpisode, read_recorded_episode
-from astuner.run_record.episodes import NO_ADVANTAGE
+from astuner.run_record.episodes import NO_ADVANTAGE, last_text, without_blocks
+from astuner.run_record.recorded_run import file_in_run
 from astuner.run_record.updates import call_advantages
 from astuner.schema import Episode, LlmCall
-from astuner.viewer.conversation import Messages
-from astuner.viewer.run_files import file_in_run
-from astuner.viewer.token_kinds import sampled_runs, template_runs, trained_runs
 from astuner.viewer.token_texts import TokenTexts
-from astuner.viewer.trie import Trie
-from astuner.viewer.verdict import verdict_view
+from astuner.viewer.trie import Trie, sampled_runs, template_runs, trained_runs
 
 _MAX_TRANSCRIPT_TEXT = 1500
 _MAX_TRANSCRIPT_MESSAGES = 60
+_PARAMS = "astuner.task_judge.params."
+# Fields of a task's metadata that hold the expected answer, besides those that the judge's parameters name.
+_EXPECTED = ("answer", "target", "solution", "ground_truth", "reference")
+
+
+class Messages:
+    """The distinct messages of calls, which repeat the conversation so far.
+
+    Attributes:
+        distinct: The messages in the order in which the calls first contain them.
+        of_call: Indices in `distinct` of each call's messages.
+        authors: For each message in `distinct`, the index of the call that generated it; None for other messages.
+        agents: For each message in `distinct`, this call's agent; empty for other messages.
+    """
+
+    def __init__(self, calls: Sequence[LlmCall]) -> None:
+        numbers: dict[int, int] = {}
+        written: dict[str, int] = {}
+        self.distinct: list[object] = []
+        self.of_call: list[list[int]] = []
+        self.authors: list[int | None] = []
+        for number, call in enumerate(calls):
+            indices = []
+            for place, message in enumerate(call.messages):
+                # The reader of a record returns one object for a message that calls share.
+                if id(message) not in numbers:
+                    numbers[id(message)] = len(self.distinct)
+                    self.distinct.append(message)
+                    self.authors.append(_author(message, number, place == len(call.messages) - 1, written))
+                indices.append(numbers[id(message)])
+            self.of_call.append(indices)
+        self.agents = ["" if author is None else calls[author].agent_name for author in self.authors]
+
+
+def conversation(calls: Sequence[LlmCall]) -> list[tuple[object, str]]:
+    """Return the calls' messages without the repetitions in later calls, each with its author.
+
+    The author is the name of the agent whose call generated the message; empty for other messages.
+    """
+    messages = Messages(calls)
+    keys = [repr(message) for message in messages.distinct]
+    seen: Counter[str] = Counter()
+    emitted = []
+    for indices in messages.of_call:
+        in_call: Counter[str] = Counter()
+        for index in indices:
+            key = keys[index]
+            in_call[key] += 1
+            if in_call[key] > seen[key]:
+                seen[key] += 1
+                emitted.append((messages.distinct[index], messages.agents[index]))
+    return emitted
+
+
+def _author(message: object, call: int, is_last: bool, written: dict[str, int]) -> int | None:
+    """Return the index of the call that generated a message in `call`; `written` has the answers so far."""
+    if not isinstance(message, Mapping) or message.get("role") != "assistant":
+        return None
+    # A call's last message is its answer. An agent may send a copy of the answer with its next call.
+    key = repr(message)
+    return written.setdefault(key, call) if is_last else written.get(key)
 
 
 def read_episode_at(folder: Path, path: str) -> RecordedEpisode:
-    """Read an episode of the run in `folder`.
-
-    Args:
-        folder: The run's folder.
-        path: The episode's path in the record's index.
+    """Read the episode of the run in `folder` with this `path` in the record's index.
 
     Raises:
         RecordError: If the file cannot be read or is outside the run's folder.
@@ -39,10 +94,7 @@ def read_episode_at(folder: Path, path: str) -> RecordedEpisode:
 def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None, config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of an episode's page.
 
-    Args:
-        recorded: The episode.
-        texts: Converts token ids to texts; None if the tokenizer is not available.
-        config: The run's configuration as dotted keys and values.
+    `texts` is None if the tokenizer is not available. `config` has the run's configuration as dotted keys and values.
     """
     episode, labels = recorded.episode, recorded.labels
     trie = Trie(episode.calls)
@@ -86,12 +138,7 @@ def episode_view(recorded: RecordedEpisode, texts: TokenTexts | None, config: Ma
 
 
 def episode_summary(recorded: RecordedEpisode, config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the facts about an episode without its messages and tokens.
-
-    Args:
-        recorded: The episode.
-        config: The run's configuration as dotted keys and values.
-    """
+    """Return the facts about an episode without its messages and tokens; `config` as in `episode_view`."""
     labels = recorded.labels
     return {
         "episode": _facts(recorded.episode),
@@ -170,16 +217,7 @@ def _call(call: LlmCall, messages: Sequence[int], path: Sequence[int]) -> dict[s
         "seconds": call.end_time - call.start_time,
         "messages": messages,
         "path": path,
-        "fork": None
-        if fork is None
-        else {
-            "cause": fork.cause,
-            "call_id": fork.call_id,
-            "position": fork.position,
-            "expected": fork.expected,
-            "found": fork.found,
-            "message_index": fork.message_index,
-        },
+        "fork": fork and {name: value for name, value in asdict(fork).items() if not name.endswith("_ids")},
     }
 
 
@@ -249,3 +287,33 @@ def _shorten(value: object) -> str:
     text = value if isinstance(value, str) else json.dumps(value, default=str)
     length = len(text)
     return text if length <= _MAX_TRANSCRIPT_TEXT else f"{text[:_MAX_TRANSCRIPT_TEXT]}… ({length:,} characters)"
+
+
+def verdict_view(episode: Episode, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the expected answer, the agent's answer, and the judge with its parameters; `config` as in `episode_view`.
+
+    Returns:
+        `expected`, fields of the task's metadata; `answer` and `answer_source`, the field of the workflow's metadata
+        that holds it or `last message`; `judge`, the class or the type of the judge; and `judge_params`.
+    """
+    params = {key.removeprefix(_PARAMS): value for key, value in config.items() if key.startswith(_PARAMS)}
+    named = [value for key, value in params.items() if key.endswith("_field") and key != "answer_field"]
+    metadata = episode.task.metadata
+    fields = [
+        name
+        for name in dict.fromkeys([*named, *_EXPECTED])
+        if isinstance(name, str) and metadata.get(name) not in (None, "")
+    ]
+    answer_field = params.get("answer_field", "final_answer")
+    answer = episode.metadata.get(answer_field) if isinstance(answer_field, str) else None
+    has_answer = answer not in (None, "")
+    if isinstance(answer, str):
+        answer = without_blocks(answer)
+    kind = config.get("astuner.task_judge.judge_type")
+    return {
+        "expected": {name: metadata[name] for name in fields},
+        "answer": answer if has_answer else last_text(episode),
+        "answer_source": answer_field if has_answer else "last message",
+        "judge": kind if kind == "rubrics_auto_grader" else config.get("astuner.task_judge.judge_protocol"),
+        "judge_params": params,
+    }

@@ -1,27 +1,45 @@
-"""`astuner export`: a run's episodes as JSON lines, its samples as Parquet, or one episode as an HTML file."""
+"""`astuner export`: a run's episodes as JSON lines, its samples as Parquet, or one episode as an HTML file.
+
+A page in a file has its modules as one classic script, because browsers do not load modules from files (`file://`).
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from astuner.errors import RecordError
+from astuner.errors import RecordError, counted
 from astuner.run_record.episode_file import RecordedEpisode
 from astuner.run_record.episodes import NO_ADVANTAGE, EpisodeEntry, read_index
 from astuner.run_record.files import OnDamaged, dump_json
 from astuner.run_record.jsonable import to_jsonable
-from astuner.run_record.lookup import find_episode, find_run
-from astuner.run_record.run_facts import config_of
+from astuner.run_record.recorded_run import RecordedRun, find_episode, find_run
 from astuner.run_record.updates import by_token, entropy_by_token
 from astuner.viewer.episode_view import episode_view, read_episode_at
-from astuner.viewer.page_bundle import STATIC, bundle
+from astuner.viewer.index import valid_utf8
 from astuner.viewer.token_texts import find_token_texts
 
+STATIC = Path(__file__).parent / "static"
+_COMMENT = re.compile(r"^/\*.*?\*/$", re.MULTILINE | re.DOTALL)
+_IMPORT = re.compile(r"^import (?:(?P<default>\w+)|\{(?P<names>[^}]*)\}) from \"(?P<module>[^\"]+)\";$", re.MULTILINE)
+_DYNAMIC_IMPORT = re.compile(r"\bimport\(\"([^\"]+)\"\)")
+_EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
+_EXPORT_DEFAULT = re.compile(r"^export \{ (\w+) as default \};$", re.MULTILINE)
+_LEFT = re.compile(r"^(?:import|export)\b.*", re.MULTILINE)
+_LOADER = """
+const loaded = {};
+const load = (name) => {
+  if (!(name in loaded)) { loaded[name] = {}; modules[name](loaded[name]); }
+  return loaded[name];
+};
+"""
 Format = Literal["jsonl", "parquet", "html"]
 _ROWS_PER_BATCH = 256
 _PAGE_STYLES = ("app.css", "episode.css")
@@ -37,20 +55,66 @@ document.getElementById("main").append(...exported.episodeContent(view, currentA
 """
 
 
+def bundle(entry: str, start: str = "") -> str:
+    """Return a script with a module of the page and all modules that it imports.
+
+    Args:
+        entry: Path of the module below the static files, such as `js/app.js`.
+        start: Code to run after the module, which finds the names that the module exports in `exported`.
+
+    Raises:
+        ValueError: If a module has an import or an export in another form than the page's modules.
+    """
+    sources: dict[str, str] = {}
+    waiting = [entry]
+    while waiting:
+        name = waiting.pop()
+        if name not in sources:
+            sources[name], imported = _as_function(name)
+            waiting += imported
+    modules = ",\n".join(f"{json.dumps(name)}: (exported) => {{\n{source}\n}}" for name, source in sources.items())
+    return (
+        f'(() => {{\n"use strict";\nconst modules = {{\n{modules}\n}};{_LOADER}'
+        f"const exported = load({json.dumps(entry)});\n{start}\n}})();\n"
+    )
+
+
+def _as_function(name: str) -> tuple[str, list[str]]:
+    """Return the body of a function that runs a module, and the modules that it imports."""
+    source = _COMMENT.sub("", (STATIC / name).read_text(encoding="utf-8"))
+    imported: list[str] = []
+
+    def path_of(relative: str) -> str:
+        parts: list[str] = []
+        for part in (PurePosixPath(name).parent / relative).parts:
+            if part == "..":
+                parts.pop()
+            else:
+                parts.append(part)
+        imported.append("/".join(parts))
+        return json.dumps(imported[-1])
+
+    def static_import(match: re.Match[str]) -> str:
+        names = f"default: {match['default']}" if match["default"] else match["names"].replace(" as ", ": ")
+        return f"const {{ {names.strip()} }} = load({path_of(match['module'])});"
+
+    names: list[str] = []
+    source = _IMPORT.sub(static_import, source)
+    source = _DYNAMIC_IMPORT.sub(lambda match: f"Promise.resolve(load({path_of(match[1])}))", source)
+    source = _EXPORT.sub(lambda match: names.append(match[1]) or "", source)  # type: ignore[func-returns-value]
+    source = _EXPORT_DEFAULT.sub(lambda match: f"exported.default = {match[1]};", source)
+    if left := _LEFT.search(source):
+        raise ValueError(f"{name}: this form of import or export cannot be bundled: {left[0]!r}")
+    return f"{source}\nObject.assign(exported, {{ {', '.join(names)} }});", imported
+
+
 def export_run(
     run: str, exp_dir: Path, to: Format, out: Path | None, episode: str | None, report: Callable[[str], None]
 ) -> Path:
     """Write a run's episodes, or one episode, to a file and return its path.
 
-    Args:
-        run: The run's folder, or its name under `exp_dir`.
-        exp_dir: Folder of the runs.
-        to: `jsonl`: one episode per line. `parquet`: one training sample per row. `html`: one episode as a
-            self-contained page.
-        out: The file; by default a file in the working directory that is named after the run or the episode.
-        episode: Id of an episode, or an unambiguous prefix; required for `html`.
-        report: Receives messages: the expected size and the path, the size written, each damaged line of the index
-            and each damaged episode, which are skipped, and a note if episodes have no advantage.
+    The arguments are those of `astuner export`. `report` receives messages: the expected size and the path, the size
+    written, each damaged line and episode, which are skipped, and a note if episodes have no advantage.
 
     Raises:
         RecordError: If there is no such run or episode, the file exists or cannot be written, or all episodes are
@@ -76,11 +140,19 @@ def export_run(
         raise RecordError(f"{path} is a folder; give a file with --out, such as {path / f'episodes.{to}'}")
     if path.exists():
         raise RecordError(f"{path} already exists and is not overwritten; remove it, or give another --out")
-    report(_announcement(folder, entries, to, path))
+    contents = counted(len(entries), "episode")
+    recorded = megabytes(sum(file_size(folder / entry.path) for entry in entries))
+    if to == "parquet":
+        trained = sum(entry.tokens_trained or 0 for entry in entries)
+        contents = f"{sum(entry.samples for entry in entries):,} samples of {contents}"
+        report(f"writing {contents} ({trained:,} trained tokens, {recorded} of JSON) to {path}")
+    else:
+        report(f"writing {contents} ({recorded} in the record) to {path}")
     partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    write = {"jsonl": _write_lines, "parquet": _write_samples, "html": _write_page}[to]
     try:
-        if not write(folder, entries, partial, skip) and skipped:
+        if to == "html":
+            partial.write_bytes(episode_page(folder, entries[0].path))
+        elif not (_write_lines if to == "jsonl" else _write_samples)(folder, entries, partial, skip) and skipped:
             raise RecordError(f"{folder}: nothing could be exported; the messages above name the damaged episodes")
         os.replace(partial, path)
         report(f"wrote {megabytes(path.stat().st_size)}")
@@ -90,16 +162,6 @@ def export_run(
     finally:
         partial.unlink(missing_ok=True)
     return path
-
-
-def _announcement(folder: Path, entries: list[EpisodeEntry], to: Format, path: Path) -> str:
-    """Return a line with the expected size and the path of the output."""
-    episodes = f"{len(entries):,} episode" + ("" if len(entries) == 1 else "s")
-    recorded = megabytes(sum(file_size(folder / entry.path) for entry in entries))
-    if to == "parquet":
-        samples, trained = sum(entry.samples for entry in entries), sum(entry.tokens_trained or 0 for entry in entries)
-        return f"writing {samples:,} samples of {episodes} ({trained:,} trained tokens, {recorded} of JSON) to {path}"
-    return f"writing {episodes} ({recorded} in the record) to {path}"
 
 
 def file_size(file: Path) -> int:
@@ -168,8 +230,8 @@ def _sample_rows(episodes: Iterable[tuple[EpisodeEntry, RecordedEpisode]]) -> It
             yield {
                 "step": entry.step,
                 "split": entry.split,
-                "task_id": _utf8(entry.task_id),
-                "episode_id": _utf8(entry.episode_id),
+                "task_id": valid_utf8(entry.task_id),
+                "episode_id": valid_utf8(entry.episode_id),
                 "repeat_index": entry.repeat_index,
                 "reward": entry.reward,
                 "advantage": entry.advantage,
@@ -183,32 +245,19 @@ def _sample_rows(episodes: Iterable[tuple[EpisodeEntry, RecordedEpisode]]) -> It
                 "entropies": None if update is None or update.entropies is None else entropy_by_token(sample, update),
                 "position_ids": sample.position_ids,
                 "parents": sample.parents,
-                "calls": [_utf8(span.call_id) for span in sample.spans],
+                "calls": [valid_utf8(span.call_id) for span in sample.spans],
             }
 
 
-def _utf8(text: str) -> str:
-    return text.encode("utf-8", "replace").decode()
-
-
-def _write_page(folder: Path, entries: list[EpisodeEntry], path: Path, _skip: OnDamaged) -> int:
-    path.write_bytes(episode_page(folder, entries[0].path))
-    return 1
-
-
 def episode_page(folder: Path, path: str) -> bytes:
-    """Return an episode's page as one HTML file, with its modules, style and data.
+    """Return an episode's page as one HTML file, with its modules, style and data; arguments as `read_episode_at`.
 
-    Its content security policy allows the page's own script only, by hash.
-
-    Args:
-        folder: The run's folder.
-        path: The episode's path in the record's index.
+    Its content security policy allows the page's script only, by hash.
 
     Raises:
         RecordError: If the episode cannot be read.
     """
-    view = episode_view(read_episode_at(folder, path), find_token_texts(folder), config_of(folder))
+    view = episode_view(read_episode_at(folder, path), find_token_texts(folder), RecordedRun(folder).config)
     # In JSON `<` occurs in strings only. With the escape, the browser sees no tag in the data.
     data = dump_json(to_jsonable(view, lambda text: text)).replace(b"<", b"\\u003c")
     script = bundle("js/episode.js", _PAGE_START).encode()

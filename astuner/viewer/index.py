@@ -7,7 +7,7 @@ import json
 import secrets
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from astuner.errors import without_variable_parts
 from astuner.run_record.files import ReadPosition, read_new_lines
-from astuner.viewer.database import open_database
-from astuner.viewer.run_files import file_in_run
+from astuner.run_record.recorded_run import file_in_run
+from astuner.viewer.database import open_database, transaction
 from astuner.viewer.text_index import EpisodeList, TextIndex, text_database
 
 T = TypeVar("T")
@@ -38,8 +38,6 @@ _REALS = ("reward", "advantage", "seconds")
 # SQLite fails if a sum exceeds 64 bits. Sums over a million episodes do not.
 _MAX_COUNT = 2**40
 _MAX_REAL = 1e300
-# Damaged lines are skipped; the page shows their number.
-_DAMAGED = (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError)
 
 
 class RunIndex:
@@ -56,11 +54,7 @@ class RunIndex:
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
-        """Update the database from the record and yield it.
-
-        Raises:
-            RecordError: If the record cannot be read.
-        """
+        """Update the database from the record and yield it; `RecordError` if the record cannot be read."""
         with self._lock:
             db = self._connection = self._connection or open_database(self.folder, self._cache)
             try:
@@ -112,8 +106,7 @@ class RunIndex:
 
     def _update(self, db: sqlite3.Connection, file: str, row_writer: type[_EpisodeRows] | type[_MetricRows]) -> None:
         # The position is updated in the same transaction, so that two viewers of one run do not read a line twice.
-        db.execute("begin immediate")
-        try:
+        with transaction(db):
             row = db.execute("select * from positions where file = ?", (file,)).fetchone()
             position, bad = (ReadPosition(row["start"], row["tail"]), row["bad"]) if row else (ReadPosition(), 0)
             lines, new, restarted = read_new_lines(self.folder / file, position)
@@ -124,46 +117,35 @@ class RunIndex:
                     db.execute(f"delete from {table}")
             if lines:
                 rows = row_writer(db)
-                for line in lines:
-                    try:
-                        rows.add(json.loads(line))
-                    except _DAMAGED:
-                        bad += 1
+                bad += _add_lines(rows, lines)
                 rows.write()
             if new != position or restarted:
-                db.execute(
-                    "insert or replace into positions values (?, ?, ?, ?, ?)",
-                    (file, new.offset, new.tail, bad, generation),
-                )
-            db.execute("commit")
-        except BaseException:
-            # An error of the disk has already ended the transaction.
-            if db.in_transaction:
-                db.execute("rollback")
-            raise
+                content = (file, new.offset, new.tail, bad, generation)
+                db.execute("insert or replace into positions values (?, ?, ?, ?, ?)", content)
 
     def _update_pending(self, db: sqlite3.Connection, lines: list[bytes], position: ReadPosition) -> None:
         """Make the pending episodes those of `lines`, except for episodes that the index has by now."""
-        db.execute("begin immediate")
-        try:
+        with transaction(db):
             row = db.execute("select tail from positions where file = ?", (_PENDING,)).fetchone()
             if (row["tail"] if row else "") != position.tail:
                 db.execute("delete from episodes where id in (select episode from pending)")
                 db.execute("delete from pending")
-                rows, bad = _EpisodeRows(db), 0
-                for line in lines:
-                    try:
-                        rows.add(json.loads(line), replaces=False)
-                    except _DAMAGED:
-                        bad += 1
+                rows = _EpisodeRows(db, replaces=False)
+                bad = _add_lines(rows, lines)
                 db.executemany("insert into pending values (?)", [(number,) for number in rows.write()])
                 content = (_PENDING, position.offset, position.tail, bad, "")
                 db.execute("insert or replace into positions values (?, ?, ?, ?, ?)", content)
-            db.execute("commit")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("rollback")
-            raise
+
+
+def _add_lines(rows: _EpisodeRows | _MetricRows, lines: Iterable[bytes]) -> int:
+    """Add lines of a file, and return how many are damaged. The page shows their number."""
+    bad = 0
+    for line in lines:
+        try:
+            rows.add(json.loads(line))
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
+            bad += 1
+    return bad
 
 
 def key_of(text: str) -> str:
@@ -174,11 +156,12 @@ def key_of(text: str) -> str:
 def shorten(text: object) -> str:
     """Return a text cut to the length for lists, and valid in UTF-8."""
     full = text if isinstance(text, str) else str(text)
-    clean = _utf8(full[: _MAX_TEXT + 1])
+    clean = valid_utf8(full[: _MAX_TEXT + 1])
     return clean if len(full) <= _MAX_TEXT else clean[:_MAX_TEXT] + "…"
 
 
-def _utf8(text: str) -> str:
+def valid_utf8(text: str) -> str:
+    """Return a text without lone surrogates, which UTF-8 cannot represent."""
     return text.encode("utf-8", "replace").decode()
 
 
@@ -187,8 +170,10 @@ class _EpisodeRows:
 
     tables = ("episodes", "labels", "episode_labels")
 
-    def __init__(self, db: sqlite3.Connection) -> None:
+    def __init__(self, db: sqlite3.Connection, *, replaces: bool = True) -> None:
+        """Create the collection; `replaces` tells whether a line replaces an earlier line of its episode."""
         self._db = db
+        self._replaces = replaces
         self._rows: list[list[Any]] = []
         self._labels: list[tuple[int, int]] = []
         self._label_ids = {(row["kind"], row["value"]): row["id"] for row in db.execute("select * from labels")}
@@ -198,15 +183,10 @@ class _EpisodeRows:
         )
         self._last: int = db.execute(highest).fetchone()[0]
 
-    def add(self, row: Mapping[str, Any], *, replaces: bool = True) -> None:
-        """Add a line of the record's episode index. `write` writes the added lines to the database.
-
-        Args:
-            row: The line.
-            replaces: Whether it replaces an earlier line of the same episode; otherwise that line remains.
-        """
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Add a line of the record's episode index."""
         known = "select 1 from episodes where path = ?"
-        if not replaces and self._db.execute(known, (_utf8(str(row["path"])),)).fetchone():
+        if not self._replaces and self._db.execute(known, (valid_utf8(str(row["path"])),)).fetchone():
             return
         forks: Mapping[str, int] = row.get("forks") or {}
         labels = {("fork", shorten(cause)) for cause in forks}
@@ -235,12 +215,12 @@ class _EpisodeRows:
 def _values(row: Mapping[str, Any]) -> dict[str, Any]:
     task, episode = str(row["task_id"]), str(row["episode_id"])
     error = None if row.get("error_kind") is None else shorten(row["error_kind"])
-    query, error_text = shorten(row.get("query") or ""), _utf8(str(row.get("error") or "")[:_MAX_ERROR])
+    query, error_text = shorten(row.get("query") or ""), valid_utf8(str(row.get("error") or "")[:_MAX_ERROR])
     failure = f"{error or ''}\n{without_variable_parts(error_text)}" if row["status"] == "failed" else None
     values: dict[str, Any] = {name: _count(row.get(name)) for name in _COUNTS}
     values |= {name: _real(row.get(name)) for name in _REALS}
     return values | {
-        "path": _utf8(str(row["path"])),
+        "path": valid_utf8(str(row["path"])),
         "key": key_of(episode),
         "step": _integer(row["step"]),
         "split": "val" if row["split"] == "val" else "train",
@@ -250,7 +230,7 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
         "episode": shorten(episode),
         "status": shorten(row["status"]),
         "error_kind": error,
-        "answer": None if row.get("answer") is None else _utf8(str(row["answer"])[:_MAX_ERROR]),
+        "answer": None if row.get("answer") is None else valid_utf8(str(row["answer"])[:_MAX_ERROR]),
         "error": error_text or None,
         "failure": None if failure is None else key_of(failure),
         "words": "\n".join((shorten(task), query, shorten(episode), error or "", error_text)).lower(),
@@ -258,11 +238,6 @@ def _values(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _integer(value: Any) -> int:
-    """Return a required integer.
-
-    Raises:
-        ValueError, TypeError, OverflowError: If the value is not an integer or too large.
-    """
     number = int(value)
     if abs(number) > _MAX_COUNT:
         raise ValueError(f"{number:.3g} is too large")
@@ -288,7 +263,7 @@ class _MetricRows:
         self._rows: list[tuple[int, float, str, float | None]] = []
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Add a line of `metrics.jsonl`. `write` writes the added lines to the database."""
+        """Add a line of `metrics.jsonl`."""
         step, time = _integer(row["step"]), float(row["time"])
         if not abs(time) < _MAX_REAL:
             raise ValueError("the time is not a finite number")

@@ -9,8 +9,8 @@ from typing import Any, BinaryIO
 
 from astuner.errors import RecordError
 from astuner.run_record.episode_file import read_episode_document
+from astuner.run_record.recorded_run import file_in_run
 from astuner.system.redaction import redact
-from astuner.viewer.run_files import file_in_run
 
 _PATTERNS = ("*.log", "services/*.log")
 _MAX_FILES = 200
@@ -29,7 +29,7 @@ _OVERWRITTEN = re.compile(r"^[^\n]*\r(?=[^\n])", re.MULTILINE)
 
 
 def log_files(folder: Path) -> list[dict[str, Any]]:
-    """Return the log files of the run in `folder`: their name relative to it, size in bytes and time of change.
+    """Return the log files in the run's `folder`: the name relative to it, the size in bytes, the modification time.
 
     `run.log` is the first. Files outside of the folder, to which links point, are left out.
     """
@@ -82,8 +82,7 @@ def search_log(folder: Path, name: str, text: str, before: int | None = None) ->
     """Return the last lines of a log file that contain a text, without regard to case, the latest line first.
 
     Args:
-        folder: The run's folder.
-        name: A name that `log_files` returns.
+        folder, name: As for `read_piece`.
         text: The text.
         before: Byte from which the search goes towards the beginning; by default the end of the file.
 
@@ -116,12 +115,7 @@ def search_log(folder: Path, name: str, text: str, before: int | None = None) ->
 
 
 def tracebacks(folder: Path, groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return groups of failed episodes, each with its latest episode's `traceback` or None.
-
-    Args:
-        folder: The run's folder.
-        groups: The `groups` of `astuner.viewer.failures.failures`.
-    """
+    """Return the `groups` of `queries.failures`, each with its latest episode's `traceback` or None."""
     return [{**group, "traceback": _traceback(folder, group["path"])} for group in groups[:_MAX_TRACEBACKS]]
 
 

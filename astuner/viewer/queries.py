@@ -1,12 +1,15 @@
-"""SQL queries of the pages on a run's index."""
+"""SQL queries for the pages on a run's index, and the search in its episodes."""
 
 from __future__ import annotations
 
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
+
+from astuner.viewer.index import RunIndex
+from astuner.viewer.text_query import KINDS, parse_query
 
 Order = Literal["latest", "step", "reward", "reward_up", "tokens", "forks", "seconds"]
 _ORDERS: dict[str, str] = {
@@ -19,6 +22,14 @@ _ORDERS: dict[str, str] = {
     "seconds": "seconds desc, id desc",
 }
 _MAX_LABELS = 200
+# The extremes of a task's episodes: name, order, and whether only episodes with a reward count.
+_PICKS = {
+    "best": ("reward desc, id desc", True),
+    "worst": ("reward, id desc", True),
+    "first": ("step, id", False),
+    "last": ("step desc, id desc", False),
+}
+_MAX_GROUPS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +41,7 @@ class EpisodeFilter:
         task: Key of a task.
         agent, tag, finish, fork: Value that at least one call of the episode has.
         error: Kind of the error; `any` matches all kinds.
-        failure: Key of a group of failed episodes; see `astuner.viewer.failures`.
+        failure: Key of a group in `failures`; see `failures`.
         least, most: Inclusive bounds of the reward.
         text: Part of the task id, the episode id, the error kind, the task query's first 200 characters, or the error's
             first 500 characters.
@@ -83,7 +94,7 @@ class EpisodeFilter:
 
 
 def episodes(db: sqlite3.Connection, matching: EpisodeFilter, order: Order, offset: int, limit: int) -> dict[str, Any]:
-    """Return one page of the matching episodes, and how many match in all."""
+    """Return at most `limit` matching episodes after the first `offset`, and how many match in all."""
     condition, values = matching.condition()
     total = db.execute(f"select count(*) from episodes where {condition}", values).fetchone()[0]
     rows = db.execute(
@@ -137,10 +148,7 @@ def metrics(db: sqlite3.Connection, after: int, generation: str | None) -> dict[
     The file is rewritten when a run is resumed from an earlier step or restarted. If this has happened since the
     response from which `after` is taken, all rows are returned.
 
-    Args:
-        db: The run's database.
-        after: `last` of an earlier response, or 0.
-        generation: `generation` of that response.
+    `after` and `generation` are `last` and `generation` in an earlier response, or 0 and None.
 
     Returns:
         `series`, a list of [step, time, value] by name; `last`, the number of the last row; `generation` of the file;
@@ -169,27 +177,99 @@ def counts(db: sqlite3.Connection) -> dict[str, Any]:
     return {"episodes": row["episodes"], "failed": failed, "step": step, "bad_lines": bad or 0}
 
 
-def last_metrics(db: sqlite3.Connection) -> dict[str, float]:
-    """Return the last value of each metric, without metrics that never had one."""
-    rows = db.execute("select name, value, max(id) from metrics where value is not null group by name")
-    return {row["name"]: row["value"] for row in rows}
-
-
-def logged_seconds(db: sqlite3.Connection) -> float | None:
-    """Return the seconds between the first and the last metric; None without metrics."""
-    seconds: float | None = db.execute("select max(time) - min(time) from metrics").fetchone()[0]
-    return seconds
-
-
-def metric_values(db: sqlite3.Connection, name: str) -> list[float]:
-    """Return a metric's values in logging order."""
-    rows = db.execute("select value from metrics where name = ? and value is not null order by id", (name,))
-    return [row["value"] for row in rows]
-
-
 def row_values(row: sqlite3.Row) -> dict[str, Any]:
     """Return an episode of the index for a page."""
     values = dict(row)
     del values["words"]
     values["is_success"] = None if row["is_success"] is None else bool(row["is_success"])
     return values
+
+
+def task_steps(db: sqlite3.Connection, task: str) -> list[dict[str, Any]]:
+    """Return a task's episode and failure counts and rewards, by split and step; `task` is its key."""
+    sql = """select split, step, count(*) as episodes, sum(status = 'failed') as failed, avg(reward) as reward,
+        min(reward) as least, max(reward) as most, avg(is_success) as success, min(task) as task, min(query) as query
+        from episodes where split = ? and task_key = ? group by step order by step"""
+    # Two queries, as the index of groups begins with the split.
+    return [dict(row) for split in ("val", "train") for row in db.execute(sql, (split, task))]
+
+
+def task_picks(db: sqlite3.Connection, task: str, split: str) -> dict[str, dict[str, Any] | None]:
+    """Return the best, the worst, the first and the last episode of a task in a split; None if there is none."""
+    picks = {}
+    for name, (order, with_reward) in _PICKS.items():
+        condition = "split = ? and task_key = ?" + (" and reward is not null" if with_reward else "")
+        row = db.execute(f"select * from episodes where {condition} order by {order} limit 1", (split, task)).fetchone()
+        picks[name] = row and row_values(row)
+    return picks
+
+
+def neighbours(db: sqlite3.Connection, row: dict[str, Any]) -> dict[str, str | None]:
+    """Return the keys of the previous and the next episode in an episode's step, in record order."""
+    keys = {}
+    for name, comparison, order in (("previous", "<", "desc"), ("next", ">", "asc")):
+        sql = f"select key from episodes where split = ? and step = ? and id {comparison} ? order by id {order} limit 1"
+        found = db.execute(sql, (row["split"], row["step"], row["id"])).fetchone()
+        keys[name] = found and found["key"]
+    return keys
+
+
+def failures(db: sqlite3.Connection) -> dict[str, Any]:
+    """Return a run's failed episodes, grouped by error message, the largest group first.
+
+    Returns:
+        `episodes`, the number of failed episodes; `groups`, each with its `key`, its counts `episodes`, `tasks` and
+        different `messages`, its `first_step` and `last_step`, and the `kind`, `error`, `path` and key (`episode`) of
+        its latest episode; and `omitted`, the number of groups that are not listed.
+    """
+    total, groups = db.execute(
+        "select count(*), count(distinct failure) from episodes where failure is not null"
+    ).fetchone()
+    rows = db.execute(
+        "select failure as key, count(*) as episodes, count(distinct task_key) as tasks, "
+        "count(distinct error) as messages, min(step) as first_step, max(step) as last_step, max(id) as latest "
+        "from episodes where failure is not null group by failure order by episodes desc, latest desc limit ?",
+        (_MAX_GROUPS,),
+    ).fetchall()
+    found = []
+    for row in rows:
+        latest = "select error_kind as kind, error, key as episode, path from episodes where id = ?"
+        found.append({**dict(row), **dict(db.execute(latest, (row["latest"],)).fetchone())})
+    return {"episodes": total, "groups": found, "omitted": groups - len(found)}
+
+
+def find_episodes(
+    index: RunIndex, matching: EpisodeFilter, kind: str | None, order: Order, offset: int, limit: int
+) -> dict[str, Any]:
+    """Return a page of the matching episodes. Also starts to read the texts of new episodes for later searches.
+
+    Args:
+        index: The run's index.
+        matching: The conditions. Its `text` is a query of the text search; see `parse_query`.
+        kind: Kind of the texts to search; anything outside `KINDS` also searches tasks' ids and queries.
+        order, offset, limit: As for `episodes`.
+
+    Returns:
+        The page as `queries.episodes` returns it. With a text, `search` describes the search so far (see `TextHits`),
+        and the rows have an `excerpt`: the role of the author, and the text in parts, each with whether it matches.
+    """
+    with index.reading() as db:
+        version = index.version(db)
+        index.texts.refresh(version)
+        generation, total = index.generation(db), counts(db)["episodes"]
+    column = kind if kind in KINDS else None
+    query = parse_query(matching.text or "")
+    hits = index.texts.search(query, column, generation, total, version) if query.text else None
+    if hits is not None:
+        matching = replace(matching, ids=hits.ids, text=None if column else query.text)
+    with index.reading() as db:
+        page = episodes(db, matching, order, offset, limit)
+    rows = page["rows"]
+    unknown = [row["id"] for row in rows if row["answer"] is None]
+    answers = index.texts.answers(unknown, generation)
+    ids = [row["id"] for row in rows]
+    excerpts = index.texts.excerpts(query, column, hits.mode, ids, generation) if hits else {}
+    for row in rows:
+        row["answer"] = row["answer"] if row["answer"] is not None else answers.get(row["id"])
+        row["excerpt"] = excerpts.get(row["id"])
+    return page if hits is None else {**page, "search": {"mode": hits.mode, **hits.facts}}

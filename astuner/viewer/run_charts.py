@@ -5,42 +5,14 @@ from __future__ import annotations
 import math
 import sqlite3
 from itertools import groupby
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Query, Response
-
-from astuner.run_record.intervals import mean_interval, success_interval
-from astuner.run_record.run_facts import read_facts
-from astuner.run_record.run_results import describe_result, result_difference
+from astuner.run_record.metrics import mean_interval, success_interval
 from astuner.schema import Split
-from astuner.viewer.responses import json_response
-from astuner.viewer.runs import IndexCache
 
-# Resolution of quantiles, in parts of the range of all rewards. Rewards with few values are exact.
+# Resolution of quantiles, in parts of all rewards' range. Rewards with few values are exact.
 _FINE_BINS = 200
 _HISTOGRAM_BINS = 20
-
-
-def add_chart_routes(app: FastAPI, indexes: IndexCache) -> None:
-    """Add the routes to the server's application."""
-
-    @app.get("/api/charts")
-    def charts(run: str) -> Response:
-        index = indexes.of(run)
-        with index.reading() as db:
-            return json_response({"rewards": index.cached(db, rewards_by_step), "validations": validations(db)})
-
-    @app.get("/api/solve_rates")
-    def solve_rates(run: str, split: Split = "train") -> Response:
-        index = indexes.of(run)
-        with index.reading() as db:
-            return json_response(index.cached(db, training_results if split == "train" else validation_results))
-
-    @app.get("/api/results")
-    def results(run: Annotated[list[str], Query()]) -> Response:
-        compared = [read_facts(indexes.runs.folder(name)) for name in run]
-        differences = [result_difference(compared[0], other) for other in compared[1:]]
-        return json_response({"rows": [describe_result(facts) for facts in compared], "differences": differences})
 
 
 def rewards_by_step(db: sqlite3.Connection) -> dict[str, Any]:
@@ -95,8 +67,8 @@ def _reward_statistics(step: int, bins: list[tuple[Any, ...]]) -> dict[str, Any]
 def validations(db: sqlite3.Connection) -> list[dict[str, Any]]:
     """Return the success rate and the mean reward of each validation, with 95% intervals.
 
-    They are counted from the validation episodes. A validation whose episodes are not recorded has the values of the
-    metrics, without an interval of the reward.
+    They are counted from the validation episodes. A validation whose episodes are not recorded has the values from the
+    metrics, without a reward interval.
 
     Returns:
         One entry by step: `step`; `episodes` with a reward; `success` and `reward`; `success_interval` and
@@ -147,10 +119,6 @@ def validation_results(db: sqlite3.Connection) -> dict[str, Any]:
 
 def _results_by_task(db: sqlite3.Connection, split: Split) -> dict[str, Any]:
     """Return the results of each task at each step.
-
-    Args:
-        db: The run's database.
-        split: `train` or `val`.
 
     Returns:
         `steps` in ascending order; `tasks`, each with `key`, `task` and `query`; and `cells`, one for each group of

@@ -1,4 +1,4 @@
-"""The runs of a folder: their folders, their files, their indexes, and the list of them."""
+"""The runs in a folder: their folders, their indexes, and their list."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from astuner.errors import RecordError
 from astuner.run_record.findings import FindingSummary, read_findings, summarise_findings
 from astuner.run_record.folder import is_record
-from astuner.run_record.run_facts import RunFacts, read_facts, run_state
+from astuner.run_record.recorded_run import RecordedRun, run_state
 from astuner.run_record.summary import RunSummary
 from astuner.viewer import queries
 from astuner.viewer.index import RunIndex
 
-# Files whose changes make a row of the list of runs outdated.
+# Files whose changes make a row of the run list outdated.
 _LISTED_FILES = ("environment.json", "config.yaml", "summary.json", "note.json", "metrics.jsonl",
                  "episodes/index.jsonl", "episodes/pending.jsonl")  # fmt: skip
 # Each open index needs three file descriptors, of which a process has few hundred.
@@ -67,11 +67,7 @@ class Runs:
         return {folder.name: folder for _, folder in latest_first}
 
     def folder(self, name: str) -> Path:
-        """Return the folder of run `name`.
-
-        Raises:
-            RecordError: If there is no such run.
-        """
+        """Return the folder of run `name`; `RecordError` if there is no such run."""
         runs = self.all()
         if name not in runs:
             raise RecordError(f"there is no run {name[:80]!r}; existing runs: {', '.join(list(runs)[:10])}")
@@ -99,11 +95,7 @@ class IndexCache:
         self._lock = threading.Lock()
 
     def of(self, name: str) -> RunIndex:
-        """Return the index of a run.
-
-        Raises:
-            RecordError: If there is no such run.
-        """
+        """Return the index of a run; `RecordError` if there is no such run."""
         folder = self.runs.folder(name)
         with self._lock:
             # Removed and inserted again, so that the least recently used index is the first.
@@ -154,7 +146,7 @@ class RunList:
                 row, summary = earlier[1:] if earlier and earlier[0] == versions else self._read(name, folder)
             except (RecordError, sqlite3.Error, OSError) as error:
                 counts = {"episodes": 0, "failed": 0, "step": 0, "bad_lines": 0}
-                row = {"name": name, **_run_facts(read_facts(folder)), "counts": counts, "rewards": [], "last": {}}
+                row = {"name": name, **_listed_facts(RecordedRun(folder)), "counts": counts, "rewards": [], "last": {}}
                 rows.append({**row, "state": "unreadable", "error": str(error)})
             else:
                 cached[folder] = versions, row, summary
@@ -165,16 +157,19 @@ class RunList:
 
     def _read(self, name: str, folder: Path) -> tuple[dict[str, Any], RunSummary | None]:
         with self._indexes.of(name).reading() as db:
-            content: dict[str, Any] = {"counts": queries.counts(db), "last": queries.last_metrics(db)}
-            content["rewards"] = queries.metric_values(db, "reward/mean")
-            seconds = queries.logged_seconds(db)
-        facts = read_facts(folder)
-        row = {"name": name, **_run_facts(facts), **content}
+            last = db.execute("select name, value, max(id) from metrics where value is not null group by name")
+            content: dict[str, Any] = {"counts": queries.counts(db)}
+            content["last"] = {row["name"]: row["value"] for row in last}
+            rewards = "select value from metrics where name = 'reward/mean' and value is not null order by id"
+            content["rewards"] = [row["value"] for row in db.execute(rewards)]
+            seconds = db.execute("select max(time) - min(time) from metrics").fetchone()[0]
+        facts = RecordedRun(folder)
+        row = {"name": name, **_listed_facts(facts), **content}
         # A run without a summary is running or was stopped.
         return {**row, "seconds": seconds if facts.summary is None else facts.summary.seconds}, facts.summary
 
 
-def _run_facts(facts: RunFacts) -> dict[str, Any]:
+def _listed_facts(facts: RecordedRun) -> dict[str, Any]:
     """Return the facts of a run for the list, without those that the index has."""
     summary = facts.summary
     return {

@@ -20,15 +20,13 @@ import httpx
 
 from astuner.errors import RecordError
 from astuner.run_record.files import dump_json
-from astuner.run_record.lookup import find_run
+from astuner.run_record.recorded_run import find_run
 from astuner.system.localhost import ADDRESS, local_hosts
 from astuner.viewer import queries
-from astuner.viewer.export import file_size, megabytes
+from astuner.viewer.export import STATIC, bundle, file_size, megabytes
 from astuner.viewer.http_server import create_app
-from astuner.viewer.page_bundle import STATIC, bundle
-from astuner.viewer.queries import EpisodeFilter
+from astuner.viewer.queries import EpisodeFilter, task_picks
 from astuner.viewer.runs import IndexCache, Runs
-from astuner.viewer.task_queries import task_picks
 
 _PORT = 80
 _STYLES = ("vendor/uplot.css", "app.css", "episode.css", "runs.css")
@@ -68,15 +66,11 @@ def export_snapshot(
 ) -> Path:
     """Write the pages of a run to a folder and return its path. A browser opens `index.html` in it.
 
-    All steps, tasks, charts and rows of the list of episodes are included. The episodes of `_choose` are
+    All steps, tasks, charts and rows of the episode list are included. The episodes from `_choose` are
     included in full, each with comparisons with the best or the worst and with the last episode of its task.
 
-    Args:
-        run: The run's folder, or its name under `exp_dir`.
-        exp_dir: Folder of the runs.
-        out: The folder to write; by default the name of the run with `-snapshot`, in the working directory.
-        episodes: Greatest number of episodes in full; None for all.
-        report: Receives messages: the contents and the path, the files written, and each response that failed.
+    The arguments are those of `astuner export`; None stands for all `episodes`. `report` receives messages: contents
+    and path, the files written, and each response that failed.
 
     Raises:
         RecordError: If there is no such run, the folder exists, or it cannot be written.
@@ -155,7 +149,7 @@ def _plan(
 def _choose(rows: Sequence[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
     """Return the episodes of a snapshot, at most `limit`.
 
-    The first one is the latest failed episode of each group of equal errors. Then follow whole groups: one of each step
+    The first one is the latest failed episode in each group of equal errors. Then follow whole groups: one of each step
     and split in turn, the first and the last steps first, then those between them. Groups with the greatest differences
     of rewards are preferred, as they show what training distinguishes; of validations, the same tasks at each step.
     """

@@ -18,12 +18,20 @@ from typing import Any, Literal
 
 from loguru import logger
 
-from astuner.errors import RecordError
-from astuner.viewer.database import database_file, remove_least_recent
-from astuner.viewer.episode_texts import KINDS, EpisodeTexts, pack, read_episode_texts, unpack
-from astuner.viewer.text_query import TextQuery, excerpt, split_characters
+from astuner.errors import RecordError, counted
+from astuner.viewer.database import database_file, remove_database, remove_least_recent, transaction
+from astuner.viewer.text_query import (
+    KINDS,
+    EpisodeTexts,
+    TextQuery,
+    excerpt,
+    pack,
+    read_episode_texts,
+    split_characters,
+    unpack,
+)
 
-# Largest size of the database of one run. Episodes that do not fit are not searched, and the page says so.
+# Largest size of one run's database. Episodes that do not fit are not searched, and the page says so.
 MAX_BYTES = 2**30
 _BATCH = 100
 # Seconds that a request waits for the first results of a search that has to read all texts.
@@ -40,7 +48,7 @@ create virtual table if not exists words using fts5
 """
 
 _VERSION = "text2"
-# Largest size of all databases of the viewer.
+# Largest size of all the viewer's databases.
 _MAX_CACHE_BYTES = 4 * 2**30
 
 Mode = Literal["words", "parts"]
@@ -53,12 +61,7 @@ def text_database(folder: Path, cache: Path | None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class EpisodeList:
-    """The searchable episodes of a run.
-
-    Attributes:
-        generation: Changes when the ids of the episodes change.
-        paths: The path of the file by the id of the episode.
-    """
+    """A run's searchable episodes: the files' `paths` by id, and a `generation` that changes when the ids change."""
 
     generation: str
     paths: dict[int, str]
@@ -96,12 +99,9 @@ class TextIndex:
     """The text search of one run. Thread-safe."""
 
     def __init__(self, file: Path, resolve: Callable[[str], Path], episodes: Callable[[], EpisodeList]) -> None:
-        """Create the search. `refresh` starts to read the texts.
+        """Create the search in the database `file`. `refresh` starts to read the texts.
 
-        Args:
-            file: The database.
-            resolve: Returns the file of an episode by its path in the record's index.
-            episodes: Returns the present episodes.
+        `resolve` returns an episode's file by its path in the record's index, and `episodes` the present episodes.
         """
         self._file = file
         self._resolve = resolve
@@ -117,11 +117,7 @@ class TextIndex:
         self._scans: dict[tuple[str, str | None], _Scan] = {}
 
     def refresh(self, version: object) -> None:
-        """Start to read the texts of new episodes in the background.
-
-        Args:
-            version: Differs from that of the last call if the run has other episodes.
-        """
+        """Start to read new episodes' texts in the background. Other episodes have another `version`."""
         with self._lock:
             is_idle = self._thread is None or not self._thread.is_alive()
             # The user may delete the file at any time.
@@ -149,12 +145,8 @@ class TextIndex:
         If no text has the words, the texts are searched for the query as a substring. This takes longer, so a
         response has the results so far.
 
-        Args:
-            query: The query.
-            kind: One of `KINDS`, or None for all.
-            generation: The present one; see `EpisodeList`.
-            episodes: The present number of episodes.
-            version: The present one; see `refresh`.
+        `kind` is one of `KINDS`, or None for all. `generation`, `version` (see `EpisodeList` and `refresh`) and the
+        number `episodes` are the present ones.
         """
         facts: dict[str, Any] = {"episodes": episodes, "indexed": 0, "cut": 0, "looked": 0, "done": False}
         facts["error"] = self._error
@@ -164,7 +156,7 @@ class TextIndex:
             logger.debug("the text search of {} waits: {}", self._file.name, error)
         except sqlite3.DatabaseError as error:
             logger.warning("the text index {} is damaged ({}) and is created again", self._file.name, error)
-            self._delete_files()
+            remove_database(self._file)
         return TextHits((), "words", facts)
 
     def _search(
@@ -251,7 +243,7 @@ class TextIndex:
                     if self._stopped.is_set() or scan.is_cancelled:
                         return
                     texts = _decompress(content).lower()
-                    if needle in texts and any(needle in text for own, _, text in unpack(texts) if kind in (None, own)):
+                    if needle in texts and any(needle in text for k, _, text in unpack(texts) if kind in (None, k)):
                         scan.ids.append(number)
                     scan.looked += 1
         except (sqlite3.Error, zlib.error) as error:
@@ -263,13 +255,16 @@ class TextIndex:
         version = self._seen
         try:
             with closing(self._open_for_writing()) as db:
-                self._index_all(db)
+                while not self._stopped.is_set() and self._synchronise(db, self._episodes()):
+                    pass
             with self._lock:
                 # Searches that read all texts have not seen the latest.
                 for scan in self._scans.values():
                     scan.is_cancelled = True
                 self._scans.clear()
-            self._error = self._unreadable_files()
+            if self._unreadable:
+                episodes = counted(self._unreadable, "episode")
+                self._error = f"The texts of {episodes} are not searched, because their files cannot be read."
             self._completed = version
         except Exception as error:  # the page shows it; otherwise it would wait for ever
             if "no such module" in str(error):
@@ -278,7 +273,7 @@ class TextIndex:
                 self._error = str(error)
             elif isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
                 logger.warning("the text index {} is damaged ({}) and is created again", self._file.name, error)
-                self._delete_files()
+                remove_database(self._file)
                 self._seen = None
             else:
                 self._error = f"Messages are not searched: {error}"
@@ -296,31 +291,14 @@ class TextIndex:
             raise
         return connection
 
-    def _delete_files(self) -> None:
-        for suffix in ("", "-wal", "-shm"):
-            self._file.with_name(self._file.name + suffix).unlink(missing_ok=True)
-
-    def _unreadable_files(self) -> str | None:
-        if not self._unreadable:
-            return None
-        episodes = f"{self._unreadable:,} episode{'' if self._unreadable == 1 else 's'}"
-        return f"The texts of {episodes} are not searched, because their files cannot be read."
-
-    def _index_all(self, db: sqlite3.Connection) -> None:
-        while not self._stopped.is_set():
-            episodes = self._episodes()
-            if not self._synchronise(db, episodes):
-                return
-
     def _synchronise(self, db: sqlite3.Connection, episodes: EpisodeList) -> bool:
         """Read new episodes' texts and remove those of removed episodes. Return whether there were new ones."""
-        db.execute("begin immediate")
-        row = db.execute("select value from facts where name = 'generation'").fetchone()
-        if row is None or row[0] != episodes.generation:
-            db.execute("delete from texts")
-            db.execute("insert into words (words) values ('delete-all')")
-            db.execute("insert or replace into facts values ('generation', ?)", (episodes.generation,))
-        db.execute("commit")
+        with transaction(db):
+            row = db.execute("select value from facts where name = 'generation'").fetchone()
+            if row is None or row[0] != episodes.generation:
+                db.execute("delete from texts")
+                db.execute("insert into words (words) values ('delete-all')")
+                db.execute("insert or replace into facts values ('generation', ?)", (episodes.generation,))
         known = {row[0] for row in db.execute("select id from texts")}
         self._remove(db, sorted(known - episodes.paths.keys()))
         missing = sorted(episodes.paths.keys() - known)
@@ -331,7 +309,12 @@ class TextIndex:
             texts = [(number, self._read(episodes.paths[number])) for number in batch if not self._stopped.is_set()]
             if self._stopped.is_set():
                 return False
-            self._check_size(db, end)
+            size = db.execute("pragma page_count").fetchone()[0] * db.execute("pragma page_size").fetchone()[0]
+            if size > MAX_BYTES:
+                raise _FullError(
+                    f"Messages of the {end:,} oldest episodes are not searched: the search index has its largest "
+                    f"size, {MAX_BYTES / 2**30:.3g} GiB."
+                )
             readable = [(number, found) for number, found in texts if found is not None]
             self._unreadable += len(texts) - len(readable)
             self._write(db, readable, episodes.generation)
@@ -349,8 +332,7 @@ class TextIndex:
             return None if isinstance(error.__cause__, OSError) else EpisodeTexts((), "")
 
     def _write(self, db: sqlite3.Connection, texts: Sequence[tuple[int, EpisodeTexts]], generation: str) -> None:
-        db.execute("begin immediate")
-        try:
+        with transaction(db):
             # Another viewer may have written them, or the run may have been restarted.
             present = db.execute("select value from facts where name = 'generation'").fetchone()[0]
             for number, found in texts if present == generation else ():
@@ -360,32 +342,18 @@ class TextIndex:
                 db.execute("insert into texts values (?, ?, ?, ?)", (number, found.answer, found.is_cut, packed))
                 words = [split_characters(found.of_kind(kind)) for kind in KINDS]
                 db.execute(f"insert into words (rowid, {', '.join(KINDS)}) values (?, ?, ?, ?)", (number, *words))
-            db.execute("commit")
-        except BaseException:
-            if db.in_transaction:
-                db.execute("rollback")
-            raise
 
     def _remove(self, db: sqlite3.Connection, ids: Sequence[int]) -> None:
         for number in ids:
-            db.execute("begin immediate")
-            row = db.execute("select content from texts where id = ?", (number,)).fetchone()
-            if row is not None:
-                texts = EpisodeTexts(tuple(unpack(_decompress(row[0]))), "")
-                # An index without its content needs the texts to delete them.
-                words = [split_characters(texts.of_kind(kind)) for kind in KINDS]
-                sql = f"insert into words (words, rowid, {', '.join(KINDS)}) values ('delete', ?, ?, ?, ?)"
-                db.execute(sql, (number, *words))
-                db.execute("delete from texts where id = ?", (number,))
-            db.execute("commit")
-
-    def _check_size(self, db: sqlite3.Connection, left: int) -> None:
-        pages = db.execute("pragma page_count").fetchone()[0] * db.execute("pragma page_size").fetchone()[0]
-        if pages > MAX_BYTES:
-            raise _FullError(
-                f"Messages of the {left:,} oldest episodes are not searched: the search index has its largest size, "
-                f"{MAX_BYTES / 2**30:.3g} GiB."
-            )
+            with transaction(db):
+                row = db.execute("select content from texts where id = ?", (number,)).fetchone()
+                if row is not None:
+                    texts = EpisodeTexts(tuple(unpack(_decompress(row[0]))), "")
+                    # An index without its content needs the texts to delete them.
+                    words = [split_characters(texts.of_kind(kind)) for kind in KINDS]
+                    sql = f"insert into words (words, rowid, {', '.join(KINDS)}) values ('delete', ?, ?, ?, ?)"
+                    db.execute(sql, (number, *words))
+                    db.execute("delete from texts where id = ?", (number,))
 
 
 class _FullError(RecordError):

@@ -10,7 +10,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from astuner.run_record.run_facts import config_of, search_folders_of, summary_of
+from astuner.run_record.recorded_run import RecordedRun, search_folders_of
 
 _FILE = "tokenizer.json"
 _REPLACED = "\ufffd"
@@ -27,23 +27,21 @@ class TokenTexts:
 
     def of(self, ids: Iterable[int]) -> dict[int, str]:
         """Return the text of each id. A token with a part of a UTF-8 character is shown as bytes: `\\xe2\\x82`."""
-        return {number: self._text(number) for number in set(ids)}
-
-    def _text(self, number: int) -> str:
-        # The tokenizer accepts unsigned 32-bit ids only.
-        piece = self._tokenizer.id_to_token(number) if 0 <= number < 2**32 else None
-        if piece is None:
-            return ""
-        text: str = self._tokenizer.decode([number], skip_special_tokens=False)
-        if _REPLACED in text and all(character in self._bytes for character in piece):
-            return "".join(f"\\x{self._bytes[character]:02x}" for character in piece)
-        return text
+        texts = {}
+        for number in set(ids):
+            # The tokenizer accepts unsigned 32-bit ids only.
+            piece = self._tokenizer.id_to_token(number) if 0 <= number < 2**32 else None
+            text: str = "" if piece is None else self._tokenizer.decode([number], skip_special_tokens=False)
+            if piece and _REPLACED in text and all(character in self._bytes for character in piece):
+                text = "".join(f"\\x{self._bytes[character]:02x}" for character in piece)
+            texts[number] = text
+        return texts
 
 
 def find_token_texts(folder: Path) -> TokenTexts | None:
     """Return the token texts of the run in `folder`; None if its tokenizer is not on this machine."""
-    summary, config = summary_of(folder), config_of(folder)
-    names = [str(folder / "model"), summary and summary.model, config.get("astuner.model.path")]
+    facts = RecordedRun(folder)
+    names = [str(folder / "model"), facts.summary and facts.summary.model, facts.model]
     for name in names:
         for path in _candidates(folder, name):
             if path.is_file():
@@ -64,7 +62,7 @@ def _candidates(folder: Path, name: Any) -> list[Path]:
         return []
     candidates = [Path(name) / _FILE]
     if not Path(name).is_absolute():
-        # A name without a folder may be that of a repository of the hub.
+        # A name without a folder may be that of a repository on the hub.
         candidates = [*(parent / name / _FILE for parent in search_folders_of(folder)), *candidates]
         from huggingface_hub import try_to_load_from_cache
         from huggingface_hub.errors import HFValidationError

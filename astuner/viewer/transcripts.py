@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, RenderResult
@@ -16,7 +17,7 @@ from astuner.system.control_characters import escape_control_characters
 from astuner.system.redaction import redact
 
 Shown = int | Literal["all", "none"]
-"""Number of transcripts per task, or all of them in full, or none."""
+"""Number of transcripts per task, or all in full, or none."""
 
 DEFAULT_SHOWN = 2
 _HEAD_LINES, _TAIL_LINES = 8, 3
@@ -42,7 +43,7 @@ def select_episodes(episodes: Sequence[Episode], shown: Shown) -> list[tuple[str
         groups.setdefault(episode.task.task_id, []).append(episode)
     selected = []
     for group in groups.values():
-        ranked = sorted(group, key=_rank)
+        ranked = sorted(group, key=lambda episode: inf if episode.reward is None else -episode.reward)
         count = len(ranked) if shown == "all" else min(shown, len(ranked))
         # Evenly spaced, from the best to the worst.
         places = [round(index * (len(ranked) - 1) / max(count - 1, 1)) for index in range(count)]
@@ -50,10 +51,6 @@ def select_episodes(episodes: Sequence[Episode], shown: Shown) -> list[tuple[str
             places = places[:1]
         selected += [(_place_name(ranked, place), ranked[place]) for place in places]
     return selected
-
-
-def _rank(episode: Episode) -> float:
-    return float("inf") if episode.reward is None else -episode.reward
 
 
 def _conversation(episode: Episode) -> list[tuple[Message, ...]]:
@@ -81,7 +78,7 @@ class EpisodeTranscript:
 
         Args:
             heading: the beginning of the first line, before reward and task; None for no such line.
-            episode: the episode.
+            episode: what to show.
             is_folded: whether long messages and long conversations lose their middle.
         """
         self._heading = heading
@@ -95,8 +92,13 @@ class EpisodeTranscript:
         if self._heading is not None:
             head = Text("── ", style="dim")
             # The reward comes first, because a long id is cut at the width.
-            head.append(f"{self._heading}, {_outcome(episode)}", style=_outcome_style(episode))
-            head.append(f"  {_clean(shorten(episode.task.task_id, 60))}", style="dim")
+            outcome: str = episode.status
+            if episode.reward is not None:
+                solved = {None: "", True: ", solved", False: ", not solved"}[episode.is_success]
+                outcome = f"reward {episode.reward:.2f}{solved}"
+            style = "bold green" if episode.is_success else "bold"
+            head.append(f"{self._heading}, {outcome}", style=style if episode.status == "ok" else "bold red")
+            head.append(f"  {escape_control_characters(shorten(episode.task.task_id, 60))}", style="dim")
             head.truncate(width, overflow="ellipsis")
             yield head
         lines = list(_new_messages(episode.calls))
@@ -107,21 +109,17 @@ class EpisodeTranscript:
             if left_out > 0 and index == _MAX_MESSAGES // 2:
                 yield Text(f"{'':{_LABEL_WIDTH}}… {left_out} messages …", style="dim")
             if left_out <= 0 or not _MAX_MESSAGES // 2 <= index < _MAX_MESSAGES // 2 + left_out:
-                yield from self._message_lines(label, message, width)
+                style = _ROLE_STYLES.get(str(message.get("role")), "")
+                for number, (text, text_style) in enumerate(_parts(message)):
+                    yield from self._text_lines("" if number else label, text, style, text_style, width)
         if episode.error is not None:
             yield from self._text_lines("error", f"[{episode.error_kind}] {episode.error}", "red", "red", width)
-
-    def _message_lines(self, label: str, message: Mapping[str, Any], width: int) -> Iterator[Text]:
-        style = _ROLE_STYLES.get(str(message.get("role")), "")
-        for text, text_style in _parts(message):
-            yield from self._text_lines(label, text, style, text_style, width)
-            label = ""
 
     def _text_lines(self, label: str, text: str, label_style: str, style: str, width: int) -> Iterator[Text]:
         room = width - _LABEL_WIDTH
         lines = [
             piece
-            for line in _clean(redact(text)).expandtabs(4).splitlines() or [""]
+            for line in escape_control_characters(redact(text)).expandtabs(4).splitlines() or [""]
             for piece in textwrap.wrap(line, room, drop_whitespace=False, replace_whitespace=False) or [""]
         ]
         left_out = len(lines) - _HEAD_LINES - _TAIL_LINES
@@ -145,19 +143,6 @@ def print_transcripts(console: Console, episodes: Sequence[Episode], shown: Show
         console.print()
 
 
-def _outcome(episode: Episode) -> str:
-    if episode.reward is None:
-        return episode.status
-    solved = "" if episode.is_success is None else ", solved" if episode.is_success else ", not solved"
-    return f"reward {episode.reward:.2f}{solved}"
-
-
-def _outcome_style(episode: Episode) -> str:
-    if episode.status != "ok":
-        return "bold red"
-    return "bold green" if episode.is_success else "bold"
-
-
 def _new_messages(calls: Sequence[LlmCall]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the messages that no earlier call has, each with the name of its speaker."""
     agents = {call.agent_name for call in calls if call.agent_name}
@@ -167,7 +152,7 @@ def _new_messages(calls: Sequence[LlmCall]) -> Iterator[tuple[str, Mapping[str, 
         for message in call.messages[max(earlier, default=0) :]:
             role = str(message.get("role", "message"))
             is_named = role == "assistant" and len(agents) > 1 and call.agent_name
-            yield _clean(call.agent_name if is_named else role), message
+            yield escape_control_characters(call.agent_name if is_named else role), message
 
 
 def _parts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -175,20 +160,13 @@ def _parts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     if reasoning := message.get("reasoning_content"):
         yield str(reasoning), "dim italic"
     calls = message.get("tool_calls") or ()
-    content = _content_text(message.get("content"))
+    content: object = message.get("content")
+    if isinstance(content, list | tuple):
+        texts = (part.get("text") or f"[{part.get('type', 'part')}]" for part in content if isinstance(part, Mapping))
+        content = "\n".join(map(str, texts))
+    content = "" if content is None else str(content)
     if content or not calls:
         yield content or "(empty)", "" if content else "dim"
     for call in calls if isinstance(calls, Iterable) else ():
         function = call.get("function", {}) if isinstance(call, Mapping) else {}
         yield f"→ {function.get('name', '?')} {function.get('arguments', '')}", "yellow"
-
-
-def _content_text(content: object) -> str:
-    if isinstance(content, list | tuple):
-        texts = (part.get("text") or f"[{part.get('type', 'part')}]" for part in content if isinstance(part, Mapping))
-        return "\n".join(map(str, texts))
-    return "" if content is None else str(content)
-
-
-def _clean(text: str) -> str:
-    return escape_control_characters(text)

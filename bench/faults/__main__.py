@@ -19,7 +19,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 sys.path[0] = str(Path(__file__).parents[2])
 
-from astuner.diagnostics.registry import all_checks  # noqa: E402
+from astuner.diagnostics.monitor import all_checks  # noqa: E402
 from bench.faults.cases import FAULTS  # noqa: E402
 from bench.faults.clean import clean_runs  # noqa: E402
 from bench.faults.runs import run_all  # noqa: E402

@@ -27,14 +27,14 @@ def mask_off_by_one() -> None:
 
 
 def _change_samples(change: Callable[[Sample], Sample]) -> None:
-    from astuner.task_runner import runner
+    from astuner.task_runner import groups
 
-    build = runner.build_samples
+    build = groups.build_samples
 
     def changed(*arguments: Any, **settings: Any) -> list[Sample]:
         return [change(sample) for sample in build(*arguments, **settings)]
 
-    runner.build_samples = changed  # type: ignore[assignment, attr-defined]
+    groups.build_samples = changed  # type: ignore[assignment, attr-defined]
 
 
 def results_of_tools_trained() -> None:
@@ -104,7 +104,7 @@ def weights_not_sent() -> None:
 
 def schedule_gives_zero() -> None:
     """Give the optimizer the learning rate 0 in all steps."""
-    from astuner.backbone.local.optimizer import Optimizer
+    from astuner.backbone.local.policy import Optimizer
 
     Optimizer.lr = lambda self, step: 0.0  # type: ignore[method-assign]
 
@@ -193,7 +193,7 @@ def same_batch() -> None:
 
 def no_gradient() -> None:
     """Lose the gradient before the optimizer step."""
-    from astuner.backbone.local.optimizer import Optimizer
+    from astuner.backbone.local.policy import Optimizer
 
     step = Optimizer.step
 

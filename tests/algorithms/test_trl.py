@@ -21,7 +21,7 @@ from astuner.algorithms import (
 )
 from astuner.algorithms.correction import Correction, corrected_loss
 from astuner.config.algorithm_settings import AlgorithmConfig
-from astuner.config.optimizer import CorrectionConfig
+from astuner.config.corrections import CorrectionConfig
 
 MAX_LENGTH = 12
 # Six answers of three groups. TRL's tensors are padded on the right.

@@ -16,7 +16,7 @@ from torch import Tensor
 from astuner.algorithms.distillation import Distiller, ModelTeacher
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Policy
-from astuner.config.distillation import DistillationConfig
+from astuner.config.algorithm_settings import DistillationConfig
 from astuner.config.model import ModelConfig
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from astuner.run_record import read_index
+from tests.preloaded import run_astuner
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests/config/data"
@@ -59,11 +60,14 @@ PAGES = {"spec 2": (SPEC_2, "math_agent"), "spec 3": (SPEC_3, "full")}
 def check_run(folder: Path, page: str, *options: str) -> str:
     """Run a page's configuration with options in `folder`; check the episodes of its record, and return the output."""
     words, name = PAGES[page]
-    command = [sys.executable, "-m", "astuner", *words, *options]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
-    )
+    if {"--backbone=debug", "--backbone=local"} & {*options}:
+        ended = run_astuner(*words, *options, cwd=folder, env=environment, timeout=RUN_LIMIT_S)
+    else:  # some variables act at an interpreter's start only
+        command = [sys.executable, "-m", "astuner", *words, *options]
+        ended = subprocess.run(
+            command, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_LIMIT_S, check=False
+        )
     output = ended.stdout + ended.stderr
     assert ended.returncode == 0, output
     suffix = "-debug" if "--backbone=debug" in options else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -35,12 +34,10 @@ class Speaks(Workflow):
 """
 
 
-@pytest.mark.parametrize(("backbone", "isolation"), [("debug", "thread"), ("local", "thread"), ("local", "process")])
+@pytest.mark.parametrize(("backbone", "parallel"), [("debug", 1), ("debug", 2), ("local", 2)])
 def test_a_run_of_an_agent_that_knows_only_the_address(
-    backbone: str, isolation: str, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    backbone: str, parallel: int, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    # A worker imports it at its start if this process has; this run does not use it.
-    monkeypatch.delitem(sys.modules, "agentscope", raising=False)
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"question": f"question {i}"}) + "\n" for i in range(4)))
     job = AstunerJob(
@@ -52,7 +49,7 @@ def test_a_run_of_an_agent_that_knows_only_the_address(
         model__renderer="qwen3",
         data__train_batch_size=2,
         rollout__num_repeat=2,
-        rollout__isolation=isolation,
+        debug__debug_max_parallel=parallel,
         rollout__max_env_worker=2,
         rollout__temperature=1.0,
         rollout__max_response_length_in_one_turn=6,

@@ -1,4 +1,4 @@
-"""Whole runs with `rollout.isolation: process`: their results are those of threads, and their workers end with them."""
+"""Worker processes of whole runs: their results can be repeated, and they end with the run."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from astuner.backbone.episode_workers.fork_server import SERVER_NAME
 from astuner.run_record import read_episode, read_index
 from astuner.schema import Episode
 from tests.backbone.runs import Run
+from tests.launcher.liveness import running_after
 
 AGENTS = Path(__file__).with_name("isolation_agents.py")
 LETTERS = Path(__file__).parent / "local" / "agents.py"
@@ -37,7 +38,6 @@ def make_job(model: Path, folder: Path, workflow: str, *questions: str, **settin
         "model__renderer": "qwen3",
         "data__train_batch_size": len(questions),
         "debug__debug_first_n_tasks": len(questions),
-        "rollout__isolation": "process",
         "rollout__num_repeat": 2,
         "rollout__temperature": 1.0,
         "rollout__max_env_worker": 2,
@@ -63,53 +63,43 @@ def episodes_of(record: Path) -> list[Episode]:
     return sorted(episodes, key=lambda episode: episode.episode_id)
 
 
-def test_a_training_is_the_same_as_with_threads(model_folder: Path, tmp_path: Path):
-    records = {}
-    for isolation in ("thread", "process"):
-        folder = tmp_path / isolation
-        questions = ("question 0", "question 1", "question 2")
+def test_a_training_with_one_worker_can_be_repeated(model_folder: Path, tmp_path: Path):
+    records = []
+    for name in ("first", "second"):
         # One episode at a time: the batches of the engine, on which rounding depends, are the same.
-        settings = {"rollout__isolation": isolation, "rollout__max_env_worker": 1}
-        job = make_job(model_folder, folder, f"{LETTERS}->Letters", *questions, **settings)
-        run = Run(job, folder)
+        questions = ("question 0", "question 1", "question 2")
+        job = make_job(model_folder, tmp_path / name, f"{LETTERS}->Letters", *questions, rollout__max_env_worker=1)
+        run = Run(job, tmp_path / name)
         code, output = run.ended()
         assert code == 0, output
-        records[isolation] = run.record
-    assert len(episodes_of(records["process"])) == 12
-    assert all(episode.samples for episode in episodes_of(records["process"]))
-    assert episodes_of(records["process"]) == episodes_of(records["thread"])
-    weights = [(record / "model" / "model.safetensors").read_bytes() for record in records.values()]
+        records.append(run.record)
+    episodes = [episodes_of(record) for record in records]
+    assert len(episodes[0]) == 12
+    assert all(episode.samples for episode in episodes[0])
+    assert episodes[0] == episodes[1]
+    weights = [(record / "model" / "model.safetensors").read_bytes() for record in records]
     assert weights[0] == weights[1]
 
 
-@pytest.mark.parametrize(
-    ("number", "harm"),
-    [
-        (signal.SIGINT, "block"),
-        (signal.SIGTERM, "sleep"),
-        (signal.SIGKILL, "block"),
-        pytest.param(signal.SIGINT, "sleep", marks=pytest.mark.long),
-        pytest.param(signal.SIGTERM, "block", marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, "sleep", marks=pytest.mark.long),
-    ],
-)
-def test_workers_end_with_the_run(model_folder: Path, tmp_path: Path, harm: str, number: signal.Signals):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_workers_end_with_the_run(model_folder: Path, tmp_path: Path, number: signal.Signals):
     """They do while they sleep, while C code blocks them, and with the processes that they have started."""
-    run = Run(make_job(model_folder, tmp_path, f"{AGENTS}->StartsProcess", harm), tmp_path)
+    settings = {"rollout__max_env_worker": 4}
+    run = Run(make_job(model_folder, tmp_path, f"{AGENTS}->StartsProcess", "block", "sleep", **settings), tmp_path)
     until = time.monotonic() + 300
-    while len(list((tmp_path / "shared").iterdir())) < 2:
+    while len(list((tmp_path / "shared").iterdir())) < 4:
         assert run.process.poll() is None, run.log.read_text()
         assert time.monotonic() < until
         time.sleep(0.1)
     descendants = psutil.Process(run.process.pid).children(recursive=True)
     started = [psutil.Process(int(file.stem)) for file in (tmp_path / "shared").iterdir()]
-    assert len([process for process in descendants if process.name().startswith("astuner-")]) == 3
+    assert len([process for process in descendants if process.name().startswith("astuner-")]) == 5
     run.process.send_signal(number)
     code, output = run.ended()
     assert code != 0, output
-    _, running = psutil.wait_procs([*descendants, *started], timeout=60)
+    running = running_after({*descendants, *started}, 60)
     try:
-        assert [process for process in running if process.status() != psutil.STATUS_ZOMBIE] == []
+        assert not running
     finally:
         for process in running:
             with contextlib.suppress(psutil.Error):
@@ -130,9 +120,7 @@ def test_an_interrupt_while_the_first_worker_starts(model_folder: Path, tmp_path
     _, output = run.ended()
     assert "interrupted" in output
     assert "exception" not in output.lower()
-    _, running = psutil.wait_procs(servers, timeout=10)
-    # The process that adopts a server may not wait for it.
-    assert [server for server in running if server.status() != psutil.STATUS_ZOMBIE] == []
+    assert not running_after(servers, 10)
 
 
 def test_a_debug_run_records_crashes_and_redacts_secrets(model_folder: Path, tmp_path: Path):
@@ -177,4 +165,3 @@ def test_a_breakpoint_on_debug_stops_in_the_main_thread(model_folder: Path, tmp_
     )
     assert done.returncode == 0, done.stderr
     assert "'good'" in done.stdout
-    assert "rollout.isolation: process has no effect" in done.stderr

@@ -13,8 +13,7 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from astuner.backbone.base import MemoryEstimate
 from astuner.backbone.local.memory import estimate_training_memory
-from astuner.backbone.local.optimizer import Optimizer
-from astuner.backbone.local.policy import Policy
+from astuner.backbone.local.policy import Optimizer, Policy
 from astuner.backbone.memory.estimate import BatchShape, engine_parts, model_shape, process_estimate
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.loading import with_values
@@ -54,7 +53,7 @@ def estimate(model_folder: Path, tokenizer: Any):
     """Estimate the memory of a run on 100 tasks."""
     tasks = tuple(Task(str(number), f"What is {number} + 1?") for number in range(100))
     codec = ChatCodec(tokenizer, "qwen3")
-    inputs = RunInputs(TaskSet(tasks, tasks[:10]), str(model_folder), tokenizer, codec, None, None)
+    inputs = RunInputs(TaskSet(tasks, tasks[:10]), str(model_folder), tokenizer, codec)
     return lambda **values: estimate_training_memory(run_config(**values), inputs)
 
 
@@ -178,11 +177,9 @@ def test_a_small_step_does_not_fill_a_micro_batch(estimate: Any):
 
 
 def test_worker_processes_are_counted(estimate: Any):
-    thread = estimate(backbone="local", rollout__max_env_worker=4)
-    few, many = (
-        estimate(backbone="local", rollout__isolation="process", rollout__max_env_worker=workers) for workers in (4, 8)
-    )
-    assert "episode workers" not in sizes(thread)
+    inline = estimate(backbone="debug", debug__debug_max_parallel=1)
+    few, many = (estimate(backbone="local", rollout__max_env_worker=workers) for workers in (4, 8))
+    assert "episode workers" not in sizes(inline)
     a_worker = (sizes(many)["episode workers"] - sizes(few)["episode workers"]) / 4
     assert 15e6 < a_worker < 40e6
     assert 150e6 < sizes(few)["episode workers"] - 4 * a_worker < 400e6

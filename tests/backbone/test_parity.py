@@ -18,6 +18,7 @@ import pytest
 from astuner import AstunerJob
 from astuner.run_record import read_episode, read_index
 from astuner.schema import Episode
+from tests.preloaded import run_astuner
 
 AGENTS = Path(__file__).with_name("parity_agents.py")
 TASKS, REPEATS = 3, 4
@@ -47,14 +48,16 @@ def rolled_out(backbone: str, model: Path, folder: Path) -> list[Episode]:
     )
     job.set_workflow(f"{AGENTS}->Scripted").set_data("file", folder / "train.jsonl")
     conf, records = job.dump_job_as_yaml(folder / f"{backbone}.yaml"), folder / "records"
-    command = [sys.executable, "-m", "astuner", "check", "--dry-run", "--conf", str(conf), "--exp-dir", str(records)]
+    words = ("check", "--dry-run", "--conf", str(conf), "--exp-dir", str(records))
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])}
-    with (folder / f"{backbone}.log").open("w+") as log:
+    if backbone in ("debug", "local"):
+        done = run_astuner(*words, cwd=folder, env=environment, timeout=PATIENCE)
+    else:  # some variables act at an interpreter's start only
+        command = [sys.executable, "-m", "astuner", *words]
         done = subprocess.run(
-            command, check=False, stdout=log, stderr=log, env=environment, cwd=folder, timeout=PATIENCE
+            command, check=False, capture_output=True, text=True, env=environment, cwd=folder, timeout=PATIENCE
         )
-        log.seek(0)
-        assert done.returncode == 0, log.read()[-4000:]
+    assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     record = records / f"{backbone}-check"
     return [read_episode(record / entry.path) for entry in read_index(record)]
 

@@ -13,8 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.backbone.training.run_state import RunState
-from astuner.backbone.training.schedule import TaskOrder
-from astuner.backbone.training.task_sampling import SamplingState, TaskSampler
+from astuner.backbone.training.schedule import SamplingState, TaskOrder, TaskSampler
 from astuner.config.root import AstunerConfig
 from astuner.config.task_selection import CurriculumConfig, DifficultyFilter
 from astuner.errors import RecordError

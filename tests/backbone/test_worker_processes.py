@@ -1,4 +1,4 @@
-"""`rollout.isolation: process`: what harms a process fails one episode, and everything else is as in threads."""
+"""Worker processes: what harms a process fails one episode, and everything else is as in the main thread."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import pytest
 
 from astuner import AstunerJob
 from astuner.backbone.episode_workers.fork_server import SERVER_NAME
-from astuner.backbone.episode_workers.rollout import make_rollout, with_workers
-from astuner.backbone.training.run_inputs import RunInputs, load_agent_inputs
+from astuner.backbone.episode_workers.rollout import make_rollout, with_episodes
+from astuner.backbone.training.run_inputs import RunInputs
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings
-from astuner.schema import Episode, Task
+from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.schema import Episode, Task, TaskSet
+from astuner.system.process_tree import is_running
 from astuner.task_rollout import ActiveEpisodes, BatchRequest, TaskRollout
+from tests.launcher.liveness import running_after
 
 AGENTS = Path(__file__).with_name("isolation_agents.py")
 SETTINGS = CallSettings(max_tokens=8, max_calls=5)
@@ -44,8 +46,8 @@ def rollout_of(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., Tas
 
     @cache
     def begin(workflow: str, *, judge: str = "", **settings: Any) -> TaskRollout:
-        job = AstunerJob(algorithm="grpo", model=model_folder, backbone="local", model__renderer="qwen3", **{
-            "rollout__isolation": "process",
+        job = AstunerJob(algorithm="grpo", model=model_folder, model__renderer="qwen3", **{
+            "backbone": "local",
             "rollout__max_env_worker": 2,
             "rollout__episode_timeout": 30.0,
             "task_judge__timeout": 5.0,
@@ -54,22 +56,18 @@ def rollout_of(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., Tas
         if judge:
             job.set_judge(f"{AGENTS}->{judge}")
         config = job.config.astuner
-        inputs: RunInputs = load_agent_inputs(config, (AGENTS.parent,), str(model_folder))
+        codec = ChatCodec(tokenizer, "qwen3")
+        inputs = RunInputs(TaskSet((), ()), str(model_folder), tokenizer, codec, (AGENTS.parent,))
         ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
         engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=512)
-        rollout = make_rollout(config, stack.enter_context(with_workers(config, inputs)), engine, ActiveEpisodes())
+        rollout = make_rollout(config, stack.enter_context(with_episodes(config, inputs)), engine, ActiveEpisodes())
         stack.callback(rollout.close)
         return rollout
 
     with contextlib.ExitStack() as stack:
         yield begin
     # A worker that was starting when its connection closed ends after its imports.
-    _, alive = psutil.wait_procs(set(psutil.Process().children(recursive=True)) - before, timeout=20)
-    assert not [child for child in alive if is_running(child)]
-
-
-def is_running(process: psutil.Process) -> bool:
-    return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    assert not running_after(set(psutil.Process().children(recursive=True)) - before, 20)
 
 
 def by_question(episodes: list[Episode]) -> dict[str, Episode]:
@@ -155,7 +153,7 @@ def test_workers_are_forked_from_a_process_without_other_threads(rollout_of: Cal
     (server,) = {worker.parent() for worker in workers}
     assert server is not None
     assert server.name() == SERVER_NAME
-    assert server.parent() == psutil.Process()
+    assert server != psutil.Process()
     assert server.num_threads() == 1
     assert len(list(filter(is_running, server.children()))) == 2
 
@@ -185,16 +183,17 @@ def test_a_judge_of_groups_runs_in_a_process(rollout_of: Callable[..., TaskRollo
         assert len(episode.calls) == 1
 
 
-def test_errors_and_limits_are_those_of_threads(rollout_of: Callable[..., TaskRollout]):
+def test_errors_and_limits_are_those_of_the_main_thread(rollout_of: Callable[..., TaskRollout]):
     questions = ("raise", "late", "too many calls", "good", "unpicklable", "breakpoint")
     in_processes = rollout_of("Raises", **TIGHT).run(request(*questions))
-    in_threads = rollout_of("Raises", rollout__isolation="thread", **TIGHT).run(request(*questions[:-1]))
+    inline = {"backbone": "debug", "debug__debug_max_parallel": 1}
+    in_this_thread = rollout_of("Raises", **inline, **TIGHT).run(request(*questions[:-1]))
 
     def outcome(episode: Episode) -> tuple[Any, ...]:
         error = str(episode.error).partition(";")[0]
         calls = [replace(call, start_time=0.0, end_time=0.0) for call in episode.calls]
         return episode.status, episode.error_kind, error, episode.reward, episode.samples, calls
 
-    assert [outcome(episode) for episode in in_processes[:-1]] == [outcome(episode) for episode in in_threads]
+    assert [outcome(episode) for episode in in_processes[:-1]] == [outcome(episode) for episode in in_this_thread]
     assert "in execute" in str(in_processes[0].error_traceback)
     assert "breakpoint() needs the terminal" in str(in_processes[-1].error)

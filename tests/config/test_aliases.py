@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from astuner.config.aliases import ALIASES, WITHOUT_EFFECT, Alias, canonical_file
+from astuner.config.canonical import ALIASES, Alias, canonical_file
 from astuner.config.keys import parts, schema, value_at
 from astuner.config.loading import LoadedConfig, load_config
-from astuner.config.root import RunConfig
+from astuner.config.root import WITHOUT_EFFECT, RunConfig
 from astuner.config.yaml_file import read_yaml
 from astuner.errors import ConfigError
 

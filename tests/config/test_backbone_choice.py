@@ -11,12 +11,11 @@ from click.testing import CliRunner
 
 from astuner import AstunerJob
 from astuner.cli.main import astuner, main
-from astuner.config.backbone_choice import check_gpus, choose_backbone
-from astuner.config.gpus import installed_gpus, visible_gpus
-from astuner.config.loading import load_config, resolve_names, with_values
+from astuner.config.loading import check_gpus, choose_backbone, load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
-from astuner.config.to_yaml import to_yaml
+from astuner.config.yaml_file import to_yaml
 from astuner.errors import ConfigError, InstallError
+from astuner.system.gpus import installed_gpus, visible_gpus
 
 InstallGpus = Callable[[int], None]
 Write = Callable[..., Path]

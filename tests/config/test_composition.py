@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from astuner.config.hydra_composition import compose_files, origin_of
+from astuner.config.composition import compose_files
 from astuner.config.loading import load_config
+from astuner.config.validation import origin_of
 from astuner.errors import ConfigError
 
 Write = Callable[..., Path]

@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 
-from astuner.config.checks import ignored_keys, unsupported_values
-from astuner.config.keys import parts, schema
-from astuner.config.loading import load_config
+from astuner.config.corrections import CORRECTIONS
+from astuner.config.keys import dotted, parts, schema, value_at
+from astuner.config.loading import load_config, notices, unsupported_values
 from astuner.config.root import RunConfig
 from astuner.errors import ConfigError
 
 Write = Callable[..., Path]
+
+VARIANTS: dict[str, list[Any]] = {
+    "astuner.context_tracker.auto_context_cm.base_url": ["http://127.0.0.1:8000/v1"],
+    "astuner.rollout.compute_madness_checklist": [["nonsense"]],
+    "astuner.rollout.val_kwargs.do_sample": [True],
+    "astuner.task_judge.judge_type": ["customized_protocol", "rubrics_auto_grader"],
+    "astuner.trainer_common.correction.mode": list(CORRECTIONS),
+    "astuner.trainer_common.distillation.teacher": ["self", "a/folder", "http://127.0.0.1:8000/v1"],
+}
+"""Values of the keys that choose a variant, where no notice names the variant."""
 
 
 def config_with(key: str, value: object, backbone: str) -> RunConfig:
@@ -33,11 +43,22 @@ def test_rules_that_a_section_excepts_are_rules_of_the_section() -> None:
         assert set(key.rules[-1].despite) <= set(declared), path
 
 
+def test_a_variant_is_a_value_of_the_key_that_chooses_it() -> None:
+    for path, rule in schema().declarations.items():
+        for variant in rule.variant:
+            chosen_by = (*path[:-1], schema().sections[path[:-1]].chosen_by)
+            named = variant.otherwise.removeprefix("unless {} is ").strip("`")
+            values = list(filter(variant.includes, VARIANTS.get(dotted(chosen_by), [named])))
+            assert values
+            for value in values:
+                assert value_at(config_with(dotted(chosen_by), value, "local"), chosen_by) == value
+
+
 def test_every_backbone_supports_the_defaults_without_a_notice() -> None:
     for backbone in ("debug", "local", "trinity", "verl"):
         config = RunConfig.model_validate({"astuner": {"backbone": backbone}})
         assert list(unsupported_values(config)) == []
-        assert list(ignored_keys(config)) == []
+        assert list(notices(config)) == []
 
 
 @pytest.mark.parametrize(
@@ -70,7 +91,8 @@ def test_keys_of_other_backbones_are_ignored(key: str, value: object, users: set
     for backbone in ("debug", "local", "trinity", "verl"):
         config = config_with(key, value, backbone)
         assert list(unsupported_values(config)) == []
-        assert list(ignored_keys(config)) == ([] if backbone in users else [f"not used by {backbone}: {key}"])
+        ignored = [notice for notice in notices(config) if notice.startswith("not used")]
+        assert ignored == ([] if backbone in users else [f"not used by {backbone}: {key}"])
 
 
 @pytest.mark.parametrize(
@@ -160,7 +182,7 @@ def test_settings_of_gpus_are_noticed_only_where_they_have_no_effect(
     overrides: list[str],
     noticed: bool,
 ) -> None:
-    monkeypatch.setattr("astuner.config.conditions.visible_gpus", lambda: gpus)
+    monkeypatch.setattr("astuner.config.section.visible_gpus", lambda: gpus)
     offload = "astuner.trainer_common.fsdp_config.param_offload"
     notices = load_config(write(minimal), [f"{offload}=false", *overrides], backbone=backbone).notices
     assert any(offload in notice for notice in notices) == noticed

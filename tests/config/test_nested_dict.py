@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from astuner.config.nested_dict import MISSING, drop_at, get_at, paths_in, set_at, without
+from astuner.config.keys import MISSING, get_at, paths_in, with_value, without
 
 
 def test_reading() -> None:
@@ -15,21 +13,18 @@ def test_reading() -> None:
     assert get_at(tree, ("a", "c", "d"), default=MISSING) is MISSING
 
 
-def test_setting_and_dropping() -> None:
-    tree: dict[str, Any] = {"a": 1}
-    set_at(tree, ("a", "b", "c"), 2)
-    assert tree == {"a": {"b": {"c": 2}}}
-    drop_at(tree, ("a", "b", "c"))
-    drop_at(tree, ("x", "y"))
-    assert tree == {"a": {"b": {}}}
-    numbered: dict[str, Any] = {"a": {1: "x", 2: "y"}}
-    drop_at(numbered, ("a", "1"))
-    assert numbered == {"a": {2: "y"}}
+def test_a_copy_with_another_value_leaves_the_tree_alone() -> None:
+    tree = {"a": 1, "d": {"e": 2}}
+    assert with_value(tree, ("a", "b", "c"), 2) == {"a": {"b": {"c": 2}}, "d": {"e": 2}}
+    assert with_value(tree, ("d", "f"), 3) == {"a": 1, "d": {"e": 2, "f": 3}}
+    assert tree == {"a": 1, "d": {"e": 2}}
 
 
 def test_a_copy_without_some_keys_leaves_the_tree_alone() -> None:
     tree = {"a": {"b": 1, "c": 2}, "d": 3}
     assert without(tree, [("a", "b"), ("d",)]) == {"a": {"c": 2}}
+    assert without(tree, [("a", "b"), ("a", "c"), ("x", "y"), ("d", "z")]) == {"a": {}, "d": 3}
+    assert without({"a": {1: "x", 2: "y"}}, [("a", "1")]) == {"a": {2: "y"}}
     assert tree == {"a": {"b": 1, "c": 2}, "d": 3}
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from astuner.config.keys import KeyPath, dotted, parts, schema
+from astuner.config.keys import KeyPath, dotted, parts, schema, with_value
 from astuner.config.loading import load_config
-from astuner.config.nested_dict import set_at
 from astuner.config.section import plain_kinds
 from astuner.errors import ConfigError
 
@@ -32,10 +31,10 @@ def problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> Map
     monkeypatch.chdir(tmp_path)
     tree: dict[str, Any] = {}
     for key in KEYS:
-        set_at(tree, key, f"<{dotted(key)}>")
-    set_at(tree, (*SERVICE, "command"), "x")
-    set_at(tree, ("astuner", "model", "path"), "some/model")
-    set_at(tree, ("astuner", "rollout", "agentscope_workflow"), "agents->Agent")
+        tree = with_value(tree, key, f"<{dotted(key)}>")
+    tree = with_value(tree, (*SERVICE, "command"), "x")
+    tree = with_value(tree, ("astuner", "model", "path"), "some/model")
+    tree = with_value(tree, ("astuner", "rollout", "agentscope_workflow"), "agents->Agent")
     text = yaml.safe_dump(tree, sort_keys=False)
     lines = {}
     for key in KEYS:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from astuner.config.aliases import ALIASES
+from astuner.config.canonical import ALIASES
 from astuner.config.docs_tables import DEFAULT_YAML, KEY_PARTS, PAGES, default_yaml, update_page, with_generated_parts
 from astuner.config.keys import dotted, schema
 from astuner.config.root import RunConfig

@@ -9,7 +9,7 @@ import pytest
 
 from astuner.config.loading import load_config
 from astuner.config.services import HealthConfig, ServiceConfig
-from astuner.config.to_yaml import to_yaml
+from astuner.config.yaml_file import to_yaml
 from astuner.errors import ConfigError
 
 Write = Callable[..., Path]

@@ -10,7 +10,7 @@ import yaml
 
 from astuner.config.data import MixturePart, part_names
 from astuner.config.loading import load_config
-from astuner.config.to_yaml import to_yaml
+from astuner.config.yaml_file import to_yaml
 from astuner.errors import ConfigError
 
 Write = Callable[..., Path]

@@ -17,7 +17,7 @@ from astuner.config.keys import KeyPath, schema
 from astuner.config.loading import load_config
 from astuner.config.root import RunConfig
 from astuner.config.section import Section
-from astuner.config.to_yaml import to_yaml
+from astuner.config.yaml_file import to_yaml
 from astuner.errors import ConfigError
 from tests.examples import examples
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from astuner.config.hydra_composition import Composed, compose_files
-from astuner.config.keys import dotted, schema, value_at
+from astuner.config.canonical import COMMAND_LINE
+from astuner.config.composition import compose_files
+from astuner.config.keys import dotted, get_at, schema, value_at, with_value
 from astuner.config.loading import load_config
-from astuner.config.nested_dict import get_at, set_at
-from astuner.config.overrides import COMMAND_LINE
-from astuner.config.trainer_aliases import take_aliases
-from astuner.config.trainer_mapping import SameThing, TrainerName, trainer_mapping
+from astuner.config.trainer_mapping import SameThing, TrainerName, trainer_mapping, with_trainer_aliases
+from astuner.config.validation import Draft
 from astuner.errors import ConfigError
 
 Write = Callable[..., Path]
@@ -82,7 +80,7 @@ def overrides_for(trainer: str, key: str, same: SameThing) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def composed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Composed]:
+def composed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Draft]:
     """Return a function that composes a minimal file with overrides, once for each of them."""
     path = tmp_path_factory.mktemp("aliases") / "run.yaml"
     path.write_text("astuner:\n  rollout:\n    agentscope_workflow: a->B\n")
@@ -91,7 +89,7 @@ def composed(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Composed
 
 @pytest.mark.parametrize(("trainer", "name", "same"), CASES, ids=[f"{trainer}.{name}" for trainer, name, _ in CASES])
 def test_every_key_of_the_same_meaning_is_taken(
-    composed: Callable[..., Composed], trainer: str, name: str, same: SameThing
+    composed: Callable[..., Draft], trainer: str, name: str, same: SameThing
 ) -> None:
     key = dotted(same.keys[0])
     if key == "astuner.rollout.gamma":
@@ -100,15 +98,13 @@ def test_every_key_of_the_same_meaning_is_taken(
     base = composed(*overrides_for(trainer, key, same))
     theirs = written(same, first)
 
-    def taken(**own: Any) -> tuple[dict[str, Any], list[str], list[str]]:
-        tree, origins = copy.deepcopy(base.tree), dict(base.origins)
-        set_at(tree, (trainer, *name.split(".")), theirs)
-        origins[trainer, *name.split(".")] = "run.yaml:1"
+    def taken(**own: Any) -> tuple[Mapping[str, Any], tuple[str, ...], list[str]]:
+        tree = with_value(base.tree, (trainer, *name.split(".")), theirs)
+        origins = {**base.origins, (trainer, *name.split(".")): "run.yaml:1"}
         for value in own.values():
-            set_at(tree, same.keys[0], value)
-            origins[same.keys[0]] = COMMAND_LINE
-        notices, problems = take_aliases(tree, origins, trainer_mapping(trainer))
-        return tree, notices, [problem.text for problem in problems]
+            tree, origins = with_value(tree, same.keys[0], value), {**origins, same.keys[0]: COMMAND_LINE}
+        draft = with_trainer_aliases(Draft(tree, origins), trainer_mapping(trainer))
+        return draft.tree, draft.notices, [problem.text for problem in draft.problems]
 
     tree, notices, problems = taken()
     assert not problems

@@ -7,14 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.context_tracker import encode_ids, pack, pack_separate
+from astuner.context_tracker import encode_ids, pack_encoded, pack_separate
+
+
+def packed_ids(sequences):
+    return pack_encoded([encode_ids(sequence) for sequence in sequences])
+
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=8), min_size=1, max_size=8)
 
 
 @given(sequences)
 def test_every_prefix_is_stored_once(sequences: list[list[int]]):
-    packing = pack(sequences)
+    packing = packed_ids(sequences)
     prefixes = {tuple(sequence[: end + 1]) for sequence in sequences for end in range(len(sequence))}
     assert len(packing.token_ids) == len(prefixes)
     node_of: dict[tuple[int, ...], int] = {}
@@ -27,7 +32,7 @@ def test_every_prefix_is_stored_once(sequences: list[list[int]]):
 
 @given(sequences)
 def test_ancestors_and_pieces_agree_with_the_parents(sequences: list[list[int]]):
-    packing = pack(sequences)
+    packing = packed_ids(sequences)
     parents = packing.parents.tolist()
     paths = []
     for node in range(len(parents)):
@@ -46,7 +51,7 @@ def test_ancestors_and_pieces_agree_with_the_parents(sequences: list[list[int]])
 
 
 def test_longest_sequence_is_one_piece():
-    packing = pack([[1, 2, 3, 4], [1, 2, 5], [1, 2, 5, 6, 6], [9]])
+    packing = packed_ids([[1, 2, 3, 4], [1, 2, 5], [1, 2, 5, 6, 6], [9]])
     assert packing.token_ids.tolist() == [1, 2, 5, 6, 6, 3, 4, 9]
     assert [(p.start, p.end, p.path) for p in packing.pieces] == [
         (0, 5, ()),
@@ -59,7 +64,7 @@ def test_longest_sequence_is_one_piece():
 
 
 def test_siblings_of_similar_length_are_batched():
-    packing = pack([[1, 2, 3, 3, 3, 3], [1, 2, 4, 4, 4, 4], [1, 2, 5, 5, 5], [1, 2, 6], [7, 7]])
+    packing = packed_ids([[1, 2, 3, 3, 3, 3], [1, 2, 4, 4, 4, 4], [1, 2, 5, 5, 5], [1, 2, 6], [7, 7]])
     sizes = [[packing.pieces[index].size for index in batch] for batch in packing.batches]
     assert sizes == [[6], [2], [4, 3], [1]]
     assert sorted(index for batch in packing.batches for index in batch) == list(range(len(packing.pieces)))
@@ -79,4 +84,4 @@ def test_sequences_are_packed_separately():
 
 def test_empty_sequence_is_an_error():
     with pytest.raises(ValueError, match="at least one token"):
-        pack([[1], []])
+        packed_ids([[1], []])

@@ -19,7 +19,7 @@ def test_only_enabled_tags_stop(monkeypatch: pytest.MonkeyPatch):
     stops: list[str] = []
     monkeypatch.setattr(sys, "breakpointhook", lambda: stops.append("stop"))
     bp("A")
-    assert not breakpoints.has_breakpoints()
+    assert not breakpoints.active_breakpoints().tags
     breakpoints.enable_tags("A| C ")
     for tag in ("A", "B", "C"):
         bp(tag)
@@ -28,7 +28,7 @@ def test_only_enabled_tags_stop(monkeypatch: pytest.MonkeyPatch):
     breakpoints.enable_tags("a|B")
     message = "--db: no line bp('a') was reached; reached were: A, B, C"
     assert breakpoints.describe_missed_tags() == message
-    assert breakpoints.has_breakpoints()
+    assert breakpoints.active_breakpoints().tags
 
 
 def test_an_empty_tag_is_an_error():

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from astuner.diagnostics import StepEvidence
-from astuner.diagnostics.references import answer_is_right, reference
+from astuner.diagnostics.evidence import StepEvidence, answer_is_right, reference
 from astuner.schema import Episode, Judgement, Task
 from tests.diagnostics.conftest import Evidence, found, make_task
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from astuner.config.data import TaskReaderConfig
-from astuner.diagnostics import checks_of
+from astuner.diagnostics.monitor import checks_of
 from astuner.model_tuner import ChatCodec
 from astuner.schema import Episode, Fork, LlmCall, SamplingParams
 from tests.conftest import TOOLS

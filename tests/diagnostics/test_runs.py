@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from astuner import AstunerJob
-from astuner.backbone.local.session import LocalSession
+from astuner.backbone.local.backbone import LocalSession
 from astuner.cli.main import astuner as command
 from astuner.errors import LogprobGapError
 from astuner.llm_engine.embedded import EmbeddedEngine
@@ -34,6 +34,7 @@ def make_job(model_folder: Path, tmp_path: Path) -> MakeJob:
             "model__renderer": "qwen3",
             "data__train_batch_size": 3,
             "rollout__num_repeat": 2,
+            "rollout__max_env_worker": 2,
             "rollout__max_response_length_in_one_turn": 8,
             "rollout__max_model_len": 256,
             "rollout__compute_madness_checklist": [],

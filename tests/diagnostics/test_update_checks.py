@@ -10,7 +10,8 @@ import pytest
 
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
-from astuner.diagnostics import checks_of, explain_logprob_gap
+from astuner.diagnostics.logprob_gap import explain_logprob_gap
+from astuner.diagnostics.monitor import checks_of
 from astuner.run_record.updates import SampleUpdate
 from tests.diagnostics.conftest import Evidence, found
 

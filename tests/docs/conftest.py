@@ -30,6 +30,7 @@ def small(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
         "task_reader.huggingface_dat_repo.dataset_path": str(tasks),
         "data.train_batch_size": 2,
         "rollout.num_repeat": 2,
+        "rollout.max_env_worker": 2,
         "rollout.max_response_length_in_one_turn": 8,
         "rollout.val_kwargs.num_repeat": 1,
         "trainer_common.total_training_steps": 1,
@@ -41,7 +42,7 @@ def small(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
 def tinker_server(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Run `astuner serve-tinker` with the random model, and set the environment variables that its clients read."""
     tinker = pytest.importorskip("tinker", reason="the client of Tinker is not installed: pip install -e .[dev]")
-    from astuner.tinker_server.base_model import BaseLanguageModel
+    from astuner.tinker_server.trainable_model import BaseLanguageModel
     from tests.tinker_server.served import close_connections, serving
 
     base_model = BaseLanguageModel(str(model_folder), (str(model_folder),), "cpu", "float32")

@@ -30,7 +30,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from astuner import AstunerJob, Workflow
-from astuner.analysis.benchmark import BenchResult, SeedResult
+from astuner.analysis.benchmark.results import BenchResult, SeedResult
 from astuner.cli.main import astuner as command
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.loading import load_config

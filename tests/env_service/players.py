@@ -12,9 +12,6 @@ from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.errors import EnvError
 from astuner.schema import EnvInstance
 
-released = threading.Event()
-"""Ends what blocks, so that no thread outlives its test."""
-
 
 class Plays(Workflow):
     """Guesses every number, from the smallest; the model's answers are not used."""
@@ -48,7 +45,7 @@ class Hangs(Plays):
 
 class Blocks(Plays):
     async def play(self, env: EnvInstance) -> None:
-        released.wait()
+        threading.Event().wait()
 
 
 class CancelsItself(Plays):
@@ -64,14 +61,6 @@ class Exits(Plays):
         os._exit(3)
 
 
-class AsTheTaskSays(Workflow):
-    """Plays as the player that the task names, so that the tests share their processes."""
-
-    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        player = {"Plays": Plays, "Raises": Raises, "Exits": Exits}[workflow_task.task.metadata["player"]]
-        return await player().execute(workflow_task, model_tuner)
-
-
 class Fails(Plays):
     """Its first action is the question's metadata, which names a fault."""
 
@@ -85,3 +74,16 @@ class SwallowsTheError(Plays):
     async def play(self, env: EnvInstance) -> None:
         with pytest.raises(EnvError, match="the dice are lost"):
             await env.step("raise")
+
+
+PLAYERS: dict[str, type[Plays]] = {
+    player.__name__: player for player in (Plays, Raises, Hangs, Blocks, CancelsItself, Exits, Fails, SwallowsTheError)
+}
+
+
+class AsTheTaskSays(Workflow):
+    """Plays as the player that the task names, so that the tests share their processes."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        player = PLAYERS[workflow_task.task.metadata["player"]]
+        return await player().execute(workflow_task, model_tuner)

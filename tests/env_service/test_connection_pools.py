@@ -6,7 +6,7 @@ import asyncio
 
 import httpx
 
-from astuner.env_service.connection_pools import ConnectionPools
+from astuner.env_service.client import ConnectionPools
 
 _ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

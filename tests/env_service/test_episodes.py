@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,13 @@ from typing import Any
 import pytest
 
 from astuner import AstunerJob
-from astuner.backbone.episode_workers.rollout import make_rollout, with_workers
-from astuner.backbone.training.run_inputs import load_agent_inputs
+from astuner.backbone.episode_workers.rollout import make_rollout, with_episodes
+from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.data import EnvServiceConfig, TaskReaderConfig
 from astuner.errors import TaskDataError
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings
-from astuner.schema import Episode, Task
+from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.schema import Episode, Task, TaskSet
 from astuner.task_reader import read_tasks
 from astuner.task_rollout import ActiveEpisodes, BatchRequest, TaskRollout
 from tests.env_service import players
@@ -35,61 +37,41 @@ def read(service: Service, env_type: str = "guess", **settings: Any) -> list[Tas
 
 
 @pytest.fixture(scope="module")
-def new_rollout(model_folder: Path, tokenizer: Any) -> Iterator[Start]:
-    """Return a function that starts a rollout of a workflow of `players` with the judge of environments."""
+def start(model_folder: Path, tokenizer: Any) -> Iterator[Start]:
+    """Return a function that returns a rollout with the judge of environments, the same for the same settings.
 
-    def begin(workflow: str, isolation: str = "thread", **settings: Any) -> TaskRollout:
-        job = AstunerJob(algorithm="grpo", model=model_folder, backbone="local", model__renderer="qwen3", **{
-            "rollout__isolation": isolation,
-            "rollout__max_env_worker": 2,
-            "rollout__episode_timeout": 300.0,
-        } | settings)  # fmt: skip
-        job.set_workflow(f"{PLAYERS}->{workflow}").set_data("file", "unused.jsonl").set_judge(JUDGE)
-        config = job.config.astuner
-        inputs = load_agent_inputs(config, (PLAYERS.parent,), str(model_folder))
-        ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
-        engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=512)
-        return make_rollout(config, stack.enter_context(with_workers(config, inputs)), engine, ActiveEpisodes())
-
+    Its tasks name a workflow of `players`.
+    """
     with contextlib.ExitStack() as stack:
-        yield begin
+        yield functools.cache(
+            lambda **settings: stack.enter_context(started_rollout(model_folder, tokenizer, **settings))
+        )
 
 
-@pytest.fixture(scope="module")
-def in_processes(new_rollout: Start) -> Iterator[TaskRollout]:
-    """A rollout in processes, which all tests share: the process that starts them imports torch."""
-    rollout = new_rollout("AsTheTaskSays", "process")
-    yield rollout
-    rollout.close()
-
-
-@pytest.fixture
-def start(new_rollout: Start, request: pytest.FixtureRequest) -> Iterator[Start]:
-    """Return a function that returns a rollout of a workflow; its tasks name the workflow."""
-    rollouts: list[TaskRollout] = []
-
-    def begin(workflow: str, isolation: str = "thread", **settings: Any) -> TaskRollout:
-        if isolation == "process":
-            shared: TaskRollout = request.getfixturevalue("in_processes")
-            return shared
-        rollouts.append(new_rollout(workflow, **settings))
-        return rollouts[-1]
-
-    yield begin
-    players.released.set()
-    for each in rollouts:
-        each.close()
+@contextlib.contextmanager
+def started_rollout(model_folder: Path, tokenizer: Any, **settings: Any) -> Iterator[TaskRollout]:
+    job = AstunerJob(algorithm="grpo", model=model_folder, backbone="local", model__renderer="qwen3", **{
+        "rollout__max_env_worker": 2,
+        "rollout__episode_timeout": 300.0,
+    } | settings)  # fmt: skip
+    job.set_workflow(f"{PLAYERS}->AsTheTaskSays").set_data("file", "unused.jsonl").set_judge(JUDGE)
+    config = job.config.astuner
+    codec = ChatCodec(tokenizer, "qwen3")
+    inputs = RunInputs(TaskSet((), ()), str(model_folder), tokenizer, codec, (PLAYERS.parent,))
+    ids = tokenizer.encode("ok<|im_end|>", add_special_tokens=False)
+    engine = ScriptedEngine(lambda prompt, params: ids, max_model_len=512)
+    with with_episodes(config, inputs) as with_pool:
+        yield make_rollout(config, with_pool, engine, ActiveEpisodes())
 
 
 def run(rollout: TaskRollout, tasks: list[Task], repeats: int = 1) -> list[Episode]:
     return rollout.run(BatchRequest(tasks, repeats, "train", 1, 0, CallSettings(max_tokens=8, max_calls=5)))
 
 
-@pytest.mark.parametrize("isolation", ["thread", "process"])
-def test_the_environment_plays_and_scores(start: Start, service: Service, isolation: str) -> None:
+def test_the_environment_plays_and_scores(start: Start, service: Service) -> None:
     before = {each["instance_id"] for each in service.instances()}
     tasks = [replace(task, metadata={"player": "Plays"}) for task in read(service)]
-    episodes = run(start("Plays", isolation), tasks[:6], repeats=2)
+    episodes = run(start(), tasks[:6], repeats=2)
     assert [(episode.status, episode.error) for episode in episodes] == [("ok", None)] * 12
     for episode in episodes:
         solved = episode.metadata["steps"] < 8 or episode.reward == 1.0
@@ -100,44 +82,67 @@ def test_the_environment_plays_and_scores(start: Start, service: Service, isolat
 
 
 @pytest.mark.parametrize(
-    ("workflow", "isolation", "kind", "error", "settings"),
+    ("workflow", "kind", "error", "settings"),
     [
-        ("Raises", "thread", "workflow", "the player resigns", {}),
-        ("Hangs", "thread", "timeout", "episode_timeout", {"rollout__episode_timeout": 4.0}),
+        ("Raises", "workflow", "the player resigns", {}),
+        ("Hangs", "timeout", "episode_timeout", {"rollout__episode_timeout": 4.0}),
         # The environment must be created within the limit, also on a slow machine.
-        ("Blocks", "thread", "timeout", "blocked its thread", {"rollout__episode_timeout": 12.0}),
-        ("CancelsItself", "thread", "workflow", "CancelledError", {}),
-        ("Exits", "process", "worker", "exited with code 3", {}),
-        ("Raises", "process", "workflow", "the player resigns", {}),
+        ("Blocks", "timeout", "blocked its thread", {"rollout__episode_timeout": 12.0}),
+        ("CancelsItself", "workflow", "CancelledError", {}),
     ],
 )
 def test_a_failed_episode_releases_its_environment(
-    start: Start, tmp_path: Path, workflow: str, isolation: str, kind: str, error: str, settings: dict[str, Any]
+    start: Start, own_service: Service, workflow: str, kind: str, error: str, settings: dict[str, Any]
 ) -> None:
-    # The lease is that of the killed worker. A live one must not miss its heartbeats.
-    with serving(tmp_path, f"--lease-seconds={20 if workflow == 'Exits' else 600}") as service:
-        rollout = start(workflow, isolation, **{"task_judge__timeout": 3.0} | settings)
-        (episode,) = run(rollout, [replace(read(service)[0], metadata={"player": workflow})])
-        assert (episode.status, episode.error_kind) == ("failed", kind)
-        assert error in str(episode.error)
-        wait_until(lambda: not service.instances())
+    assert_released_after(start(**{"task_judge__timeout": 3.0} | settings), own_service, workflow, kind, error)
+
+
+def test_the_environment_of_a_worker_that_exits_is_released_when_its_lease_ends(start: Start, tmp_path: Path) -> None:
+    with serving(tmp_path, "--lease-seconds=20") as service:
+        assert_released_after(start(task_judge__timeout=3.0), service, "Exits", "worker", "exited with code 3")
+
+
+@pytest.fixture(scope="module")
+def own_service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    """A service without instances from other tests. A worker that lives must not miss its heartbeats."""
+    with serving(tmp_path_factory.mktemp("service"), "--lease-seconds=600") as service:
+        yield service
+
+
+def assert_released_after(rollout: TaskRollout, service: Service, workflow: str, kind: str, error: str) -> None:
+    (episode,) = run(rollout, [replace(read(service)[0], metadata={"player": workflow})])
+    assert (episode.status, episode.error_kind) == ("failed", kind)
+    assert error in str(episode.error)
+    wait_until(lambda: not service.instances())
+
+
+def test_the_end_of_a_run_releases_the_environments_of_running_episodes(
+    model_folder: Path, tokenizer: Any, own_service: Service
+) -> None:
+    with started_rollout(model_folder, tokenizer) as rollout, ThreadPoolExecutor(1) as threads:
+        running = threads.submit(run, rollout, [replace(read(own_service)[0], metadata={"player": "Hangs"})])
+        wait_until(lambda: bool(own_service.instances()))
+        rollout.close()
+        with pytest.raises(CancelledError):
+            running.result()
+    wait_until(lambda: not own_service.instances())
 
 
 def test_a_fault_of_the_environment_fails_its_episode_only(start: Start, service: Service) -> None:
     tasks = read(service, "faulty")
-    (episode,) = run(start("Fails"), tasks[:1])
+    (episode,) = run(start(), [replace(tasks[0], metadata={"player": "Fails"})])
     assert (episode.status, episode.error_kind) == ("failed", "environment")
     assert "environment faulty, task number-0: step raised RuntimeError: the dice are lost (at " in str(episode.error)
     assert "environments.py" in str(episode.error_traceback)
     # The score after a fault would be one of a broken game.
-    (episode,) = run(start("SwallowsTheError"), tasks[:1])
+    (episode,) = run(start(), [replace(tasks[0], metadata={"player": "SwallowsTheError"})])
     assert (episode.status, episode.error_kind) == ("failed", "environment")
 
 
 def test_without_an_environment_the_judge_says_what_is_missing(start: Start) -> None:
-    (episode,) = run(start("Plays"), [Task("t", "Guess.")])
+    (episode,) = run(start(), [Task("t", "Guess.", metadata={"player": "Plays"})])
     assert episode.error_kind == "workflow"
-    (episode,) = run(start("Raises"), [Task("t", "Guess.")])
+    (episode,) = run(start(), [Task("t", "Guess.", metadata={"player": "Raises"})])
     assert episode.status == "failed"
 
 

@@ -13,7 +13,7 @@ import pytest
 from astuner.env_service import Environment, load_environment
 from astuner.env_service.adapters.verifiers import PYTHON_VARIABLE
 from astuner.errors import EnvError
-from astuner.system.environments_folder import FOLDER_VARIABLE
+from astuner.system.paths import FOLDER_VARIABLE
 
 needs_verifiers = pytest.mark.skipif(
     not os.environ.get(PYTHON_VARIABLE), reason=f"{PYTHON_VARIABLE} names no interpreter with verifiers"

@@ -13,7 +13,7 @@ from anthropic.types import Message
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError
 from astuner.gateway import Gateway
-from astuner.model_tuner import ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
+from astuner.model_tuner import SAMPLING_PARAMETERS, ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
 from astuner.model_tuner.http_api.anthropic_messages import (
     parse_messages_request,
     to_messages_events,
@@ -102,10 +102,18 @@ def test_a_request_is_converted():
             "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}},
         }
     ]
-    assert parsed.tool_choice == {"type": "function", "function": {"name": "add"}}
-    assert not parsed.parallel_tool_calls
-    assert parsed.sampling == {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "max_tokens": 9, "stop": ("END",)}
-    assert parsed.response_format == {
+    arguments = parsed.chat_arguments()
+    assert arguments["tool_choice"] == {"type": "function", "function": {"name": "add"}}
+    assert arguments["parallel_tool_calls"] is False
+    names = (*SAMPLING_PARAMETERS, "max_tokens", "stop", "seed")
+    assert {name: arguments[name] for name in names if arguments[name] is not None} == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "top_k": 7,
+        "max_tokens": 9,
+        "stop": ("END",),
+    }
+    assert arguments["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "output", "schema": {"type": "object"}},
     }
@@ -118,7 +126,7 @@ def test_a_request_is_converted():
     [(None, None), ({"type": "auto"}, "auto"), ({"type": "none"}, "none"), ({"type": "any"}, "required")],
 )
 def test_tool_choice_has_openais_name(choice: Any, expected: Any):
-    assert parse_messages_request(request(tools=[TOOL], tool_choice=choice)).tool_choice == expected
+    assert parse_messages_request(request(tools=[TOOL], tool_choice=choice)).chat_arguments()["tool_choice"] == expected
 
 
 def assistant(*blocks: Any) -> dict[str, Any]:

@@ -16,13 +16,13 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from astuner.gateway import Gateway, GatewaySettings
-from astuner.gateway.keys import KeyClaims
+from astuner.config.services import GatewayConfig
+from astuner.gateway import Gateway
 from astuner.gateway.routes import _DialectRoute
-from astuner.gateway.sessions import RequestIdentity
+from astuner.gateway.sessions import KeyClaims, RequestIdentity
 from astuner.model_tuner import ModelTuner, OpenAiEndpoint
 from astuner.model_tuner.http_api.dialects import DIALECTS
-from astuner.model_tuner.http_api.openai_chat_request import parse_chat_request
+from astuner.model_tuner.http_api.openai_completions import parse_chat_request
 from tests.gateway.conftest import MakeTuner, SlowEngine
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
@@ -161,7 +161,7 @@ def test_the_same_request_twice_is_two_calls(gateway: Gateway, make_tuner: MakeT
 
 
 def test_calls_above_the_limit_are_rejected_and_retried(make_tuner: MakeTuner):
-    gateway = Gateway(GatewaySettings(max_concurrent_calls=1))
+    gateway = Gateway(GatewayConfig(max_concurrent_calls=1))
     tuner = make_tuner(["a<|im_end|>", "b<|im_end|>"], engine=SlowEngine, endpoints=gateway)
     engine = engine_of(tuner)
     try:
@@ -195,7 +195,7 @@ def test_calls_above_the_limit_are_rejected_and_retried(make_tuner: MakeTuner):
 
 
 def test_a_body_that_is_too_large_is_rejected(make_tuner: MakeTuner):
-    gateway = Gateway(GatewaySettings(max_body_bytes=2000))
+    gateway = Gateway(GatewayConfig(max_body_bytes=2000))
     tuner = make_tuner(endpoints=gateway)
     try:
         with gateway.episode(tuner):
@@ -225,7 +225,7 @@ def test_a_body_that_is_not_a_request_is_rejected(gateway: Gateway, make_tuner: 
 
 
 def test_the_gateway_finishes_calls_when_it_closes(make_tuner: MakeTuner):
-    gateway = Gateway(GatewaySettings(drain_seconds=20))
+    gateway = Gateway(GatewayConfig(drain_seconds=20))
     tuner = make_tuner(engine=SlowEngine, endpoints=gateway)
     engine = engine_of(tuner)
     answers: list[str | None] = []
@@ -255,7 +255,7 @@ def test_the_gateway_finishes_calls_when_it_closes(make_tuner: MakeTuner):
 
 
 async def test_a_call_that_is_cut_before_it_starts_makes_room_for_another(make_tuner: MakeTuner):
-    gateway = Gateway(GatewaySettings(max_concurrent_calls=1))
+    gateway = Gateway(GatewayConfig(max_concurrent_calls=1))
     tuner = make_tuner(endpoints=gateway)
     request = parse_chat_request({"model": "astuner", "messages": HI})
     with gateway.episode(tuner) as session:

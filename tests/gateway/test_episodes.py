@@ -21,6 +21,7 @@ from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, ModelTuner
 from astuner.schema import Completion, Episode, SamplingParams, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_rollout import BatchRequest, TaskRollout, current_episode
+from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_runner import TaskRunner
 from astuner.workflow import Workflow
 
@@ -150,7 +151,7 @@ def run(
     call_settings = CallSettings(max_tokens=2000, **(settings or {}))
     options = {"judge": None, "episode_timeout": 30.0, **changes}
     runner = TaskRunner(workflow, engine=scripted, codec=ChatCodec(tokenizer, "qwen3"), **options)
-    rollout = TaskRollout(runner, workers=2)
+    rollout = TaskRollout(EpisodesHere(runner))
     try:
         (episode,) = rollout.run(BatchRequest([Task("t", "hi")], 1, "train", 0, 0, call_settings))
     finally:

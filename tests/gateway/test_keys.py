@@ -13,7 +13,7 @@ from openai import OpenAI
 
 from astuner.errors import ServiceError, WorkflowError
 from astuner.gateway import Gateway
-from astuner.gateway.keys import KeyClaims, KeySigner
+from astuner.gateway.sessions import KeyClaims, KeySigner
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.model_tuner.remote import KEY_PATH
 from astuner.system.redaction import redact

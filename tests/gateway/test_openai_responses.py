@@ -11,7 +11,7 @@ from openai.types.responses import Response
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError
 from astuner.gateway import Gateway
-from astuner.model_tuner import ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
+from astuner.model_tuner import SAMPLING_PARAMETERS, ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
 from astuner.model_tuner.http_api.openai_responses import parse_responses_request, to_response, to_response_events
 from astuner.schema import FinishReason, LlmCall
 from tests.gateway.conftest import MakeTuner
@@ -99,14 +99,20 @@ def test_a_request_is_converted():
     ]
     function = {"name": "add", "description": "Add.", "parameters": {"type": "object"}, "strict": True}
     assert parsed.tools == [{"type": "function", "function": function}]
-    assert parsed.tool_choice == {"type": "function", "function": {"name": "add"}}
-    assert not parsed.parallel_tool_calls
-    assert parsed.sampling == {"temperature": 0.5, "top_p": 0.9, "max_tokens": 9}
-    assert parsed.response_format == {
+    arguments = parsed.chat_arguments()
+    assert arguments["tool_choice"] == {"type": "function", "function": {"name": "add"}}
+    assert arguments["parallel_tool_calls"] is False
+    names = (*SAMPLING_PARAMETERS, "max_tokens", "stop", "seed")
+    assert {name: arguments[name] for name in names if arguments[name] is not None} == {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_tokens": 9,
+    }
+    assert arguments["response_format"] == {
         "type": "json_schema",
         "json_schema": {"name": "s", "schema": {"type": "object"}, "strict": True},
     }
-    assert (parsed.logprobs, parsed.top_logprobs, parsed.stream) == (True, 2, True)
+    assert (parsed.options.logprobs, parsed.options.top_logprobs, parsed.stream) == (True, 2, True)
 
 
 UNSUPPORTED = {

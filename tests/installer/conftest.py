@@ -18,9 +18,9 @@ import pytest
 from astuner.installer import env_specs
 from astuner.installer.env_dir import EnvDir
 from astuner.installer.env_specs import EnvSpec
+from astuner.installer.inspection import Source
 from astuner.installer.install import InstallRequest, install, run_logged
-from astuner.installer.source import Source
-from astuner.system.environments_folder import FOLDER_VARIABLE
+from astuner.system.paths import FOLDER_VARIABLE
 
 SOURCE = Source("astuner==0.0.1", False, "0.0.1")
 

@@ -17,11 +17,10 @@ import pytest
 
 from astuner.errors import InstallError
 from astuner.installer.env_dir import EnvDir
-from astuner.installer.inspection import inspect
+from astuner.installer.inspection import Source, inspect
 from astuner.installer.install import InstallRequest, install
 from astuner.installer.programs import ProgramSpec, install_program
-from astuner.installer.source import Source
-from astuner.system.environments_folder import FOLDER_VARIABLE, installed_program
+from astuner.system.paths import FOLDER_VARIABLE, installed_program
 from tests.installer.conftest import Index, small_spec, use_spec
 
 RequestFor = Callable[..., InstallRequest]
@@ -249,7 +248,7 @@ INSTALLING = """
 import sys
 from pathlib import Path
 from astuner.installer.install import InstallRequest, install
-from astuner.installer.source import Source
+from astuner.installer.inspection import Source
 from tests.installer.conftest import small_spec
 spec, source = small_spec(Path(sys.argv[1])), Source("astuner==0.0.1", False, "0.0.1")
 install(InstallRequest(spec, source, python=sys.argv[2]), print)

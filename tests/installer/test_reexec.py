@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from astuner.config.backbone_choice import BackboneChoice
+from astuner.config.loading import BackboneChoice
 from astuner.errors import InstallError
-from astuner.installer import reexec, source
+from astuner.installer import inspection, reexec
 from astuner.installer.env_dir import EnvDir
 from astuner.installer.env_specs import EnvSpec
+from astuner.installer.inspection import Source
 from astuner.installer.install import InstallRequest, install
 from astuner.installer.reexec import enter_environment, missing_packages
-from astuner.installer.source import Source
 from astuner.job import AstunerJob
 from tests.installer.conftest import Index
 
@@ -34,10 +34,10 @@ sys.path.insert(0, sys.argv.pop(1))
 from dataclasses import replace
 from pathlib import Path
 from astuner.cli.main import main
-from astuner.installer import env_specs, reexec, source
+from astuner.installer import env_specs, inspection, reexec
 from tests.installer.conftest import small_spec
 env_specs.ENV_SPECS = (small_spec(Path(sys.argv.pop(1))),)
-reexec.running_source = lambda: source.Source("astuner==0.0.1", False, "0.0.1")
+reexec.running_source = lambda: inspection.Source("astuner==0.0.1", False, "0.0.1")
 sys.argv[0] = "astuner"
 main()
 """
@@ -183,10 +183,10 @@ def test_install_commands_repeat_the_options(small_verl: EnvSpec, request_for: R
 
 
 def test_the_source_of_astuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, index: Index):
-    running = source.running_source()
+    running = inspection.running_source()
     assert (running.requirement, running.editable) == (str(REPOSITORY), True)
     assert "--editable" in running.pip_arguments
-    assert any(line.startswith("torch") for line in source.astuner_requirements())
+    assert any(line.startswith("torch") for line in inspection.astuner_requirements())
     # Installed from a file, an index, or a repository.
     site = tmp_path / "site"
     wheel = index.folder / "astuner-0.0.1-py3-none-any.whl"
@@ -194,11 +194,11 @@ def test_the_source_of_astuner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setattr("astuner.__file__", str(site / "astuner" / "__init__.py"))
     origin = site / "astuner-0.0.1.dist-info" / "direct_url.json"
-    assert source.running_source() == Source("astuner==0.0.1", False, "0.0.1")
+    assert inspection.running_source() == Source("astuner==0.0.1", False, "0.0.1")
     origin.write_text(json.dumps({"url": wheel.as_uri(), "archive_info": {}}))
-    assert source.running_source().pip_arguments == [f"astuner @ {wheel.as_uri()}"]
+    assert inspection.running_source().pip_arguments == [f"astuner @ {wheel.as_uri()}"]
     origin.write_text(json.dumps({"url": "https://x/y", "vcs_info": {"vcs": "git", "commit_id": "abc"}}))
-    assert source.running_source().requirement == "astuner @ git+https://x/y@abc"
+    assert inspection.running_source().requirement == "astuner @ git+https://x/y@abc"
     origin.write_text(json.dumps({"url": "file:///gone/astuner.whl", "archive_info": {}}))
     with pytest.raises(InstallError, match=r"/gone/astuner\.whl, which no longer exists"):
-        source.running_source()
+        inspection.running_source()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
@@ -12,12 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask, bp
 from astuner.task_judge.judge_base import BaseJudge
 
 released = threading.Event()
 """Ends what blocks, so that no thread outlives its test."""
+
+# The run of a worker process. Found at its start: it may have ended when an episode signals it. A fork of the tests'
+# server gets its number.
+RUN = [psutil.Process(int(os.environ["RUN_PID"]))] if "RUN_PID" in os.environ else psutil.Process().parents()[1:2]
 
 
 class Agent(Workflow):
@@ -142,7 +148,8 @@ class HangsUntilReleased(Agent):
 class InTheMainThread(Agent):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         await super().execute(workflow_task, model_tuner)
-        return WorkflowOutput(reward=float(threading.current_thread() is threading.main_thread()))
+        is_worker = psutil.Process().name() == "astuner-worker"
+        return WorkflowOutput(reward=float(threading.current_thread() is threading.main_thread() and not is_worker))
 
 
 class AsksNobody(Workflow):
@@ -191,13 +198,13 @@ class TellsSecrets(Agent):
 
 
 class Signals(Agent):
-    """Sends the process one signal, in the first episode whose id begins as the environment says."""
+    """Sends the run one signal, in the first episode whose id begins as the environment says."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        is_the_time = workflow_task.episode_id.startswith(os.environ.get("SIGNAL_AT", "never"))
-        # Only one: those of episodes that start late would reach whoever runs after the command.
-        if is_the_time and os.environ.pop("SIGNAL_AT", None):
-            os.kill(os.getpid(), signal.Signals[os.environ["SIGNAL"]])
+        if workflow_task.episode_id.startswith(os.environ.get("SIGNAL_AT", "never")):
+            with contextlib.suppress(FileExistsError):
+                Path("signalled").touch(exist_ok=False)  # by one of the workers
+                RUN[0].send_signal(signal.Signals[os.environ["SIGNAL"]])
         return await super().execute(workflow_task, model_tuner)
 
 

@@ -60,6 +60,7 @@ def folder(tmp_path: Path, model_folder: Path, monkeypatch: pytest.MonkeyPatch) 
         "rollout": {
             "agentscope_workflow": "agents->Agent",
             "num_repeat": 4,
+            "max_env_worker": 2,
             "max_response_length_in_one_turn": 4,
             "max_model_len": 200,
             "compute_madness_checklist": [],
@@ -82,15 +83,15 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture
-def astuner(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
+def astuner(folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Run `astuner ARGUMENTS` in `folder`."""
 
     def run(*arguments: str) -> Ended:
         monkeypatch.setattr(sys, "argv", ["astuner", *arguments])
-        capsys.readouterr()
+        capfd.readouterr()
         with pytest.raises(SystemExit) as ended:
             main()
-        captured = capsys.readouterr()
+        captured = capfd.readouterr()
         code = ended.value.code
         assert isinstance(code, int)
         return Ended(code, captured.out + captured.err)

@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tests.preloaded import PythonProcess
+
 SECONDS = 120.0
 
 
@@ -93,11 +95,11 @@ class DebugClient:
         return message
 
 
-def stopped_at(client: DebugClient, name: str, *, main: bool = True) -> tuple[str, int, str]:
-    """Wait for a stop in any thread, continue, and return the function, the line and a variable's value."""
+def stopped_at(client: DebugClient, name: str) -> tuple[str, int, str]:
+    """Wait for a stop in the main thread, continue, and return the function, the line and a variable's value."""
     stopped = client.event("stopped")
     threads = {thread["id"]: thread["name"] for thread in client.ask("threads")["threads"]}
-    assert (threads[stopped["threadId"]] == "MainThread") == main
+    assert threads[stopped["threadId"]] == "MainThread"
     frame = client.ask("stackTrace", threadId=stopped["threadId"], levels=1)["stackFrames"][0]
     (locals_,) = [s for s in client.ask("scopes", frameId=frame["id"])["scopes"] if s["name"] == "Locals"]
     variables = client.ask("variables", variablesReference=locals_["variablesReference"])["variables"]
@@ -106,10 +108,16 @@ def stopped_at(client: DebugClient, name: str, *, main: bool = True) -> tuple[st
 
 
 @contextmanager
-def client_of(source: Path, command: Sequence[str], port: int, lines: Sequence[int] = ()) -> Iterator[DebugClient]:
+def client_of(
+    source: Path, command: Sequence[str], port: int, lines: Sequence[int] = (), *, is_forked: bool = True
+) -> Iterator[DebugClient]:
     """Start a Python command in the folder of a source file, and attach to it when it listens. It must succeed."""
     with (source.parent / "out.txt").open("w") as out:
-        process = subprocess.Popen([sys.executable, *command], cwd=source.parent, stdout=out, stderr=out)
+        process: PythonProcess | subprocess.Popen[bytes]
+        if is_forked:
+            process = PythonProcess(*command, cwd=source.parent, stdout=out)
+        else:
+            process = subprocess.Popen([sys.executable, *command], cwd=source.parent, stdout=out, stderr=out)
     client = DebugClient(port, SECONDS)
     try:
         client.attach(source, lines)

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
-
 from astuner.run_record import read_summary
 from astuner.system.localhost import free_port
 from tests.launcher.debug_client import DebugClient, client_of, line_of, stopped_at
@@ -19,8 +17,8 @@ WORKFLOW = "astuner.rollout.agentscope_workflow=agents->{}"
 def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[DebugClient]:
     """Run the debug backbone twice on one task, under debugpy with breakpoints in agents.py. It must succeed."""
     port = free_port()
-    command = ["-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}"]
-    command += ["--wait-for-client", "-m", "astuner", "--backbone", "debug", "--conf", "run.yaml"]
+    command = ["-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client"]
+    command += ["-m", "astuner", "--backbone", "debug", "--conf", "run.yaml"]
     command += ["astuner.debug.debug_max_parallel=1", "astuner.debug.debug_first_n_tasks=1"]
     with client_of(folder / "agents.py", [*command, "astuner.rollout.num_repeat=2", *words], port, lines) as client:
         yield client
@@ -28,21 +26,18 @@ def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[D
     assert read_summary(folder / "launcher_record/run-debug").episodes.ok == 2
 
 
-@pytest.mark.long
 def test_a_breakpoint_in_a_workflow_stops_and_shows_variables(folder: Path):
     line = line_of(folder / "agents.py", 'bp("NOT_ASKED_FOR")')
     with attached(folder, WORKFLOW.format("StopsAtTags"), lines=[line]) as client:
         assert [stopped_at(client, "answer") for _ in range(2)] == [("execute", line, "42"), ("execute", line, "43")]
 
 
-@pytest.mark.long
 def test_a_named_breakpoint_stops_at_the_users_line(folder: Path):
     line = line_of(folder / "agents.py", 'bp("HERE")') + 1
     with attached(folder, "--db=HERE", WORKFLOW.format("StopsAtTags")) as client:
         assert [stopped_at(client, "answer") for _ in range(2)] == [("execute", line, "42"), ("execute", line, "43")]
 
 
-@pytest.mark.long
 def test_a_breakpoint_in_a_plain_judge_is_in_the_main_thread(folder: Path):
     line = line_of(folder / "agents.py", "return asyncio.run(")
     words = (WORKFLOW.format("Unscored"), "astuner.task_judge.judge_protocol=agents->StopsAtATag")
@@ -58,7 +53,7 @@ def test_training_stops_on_the_debugger_port_until_the_debugger_detaches(folder:
     # One at a time, so that the order is deterministic; a stop in one thread stops all threads.
     with client_of(folder / "agents.py", [*command, "astuner.rollout.max_env_worker=1"], port) as client:
         # The first of the eight training episodes. The debugger detaches in the fourth; the others run without it.
-        stops = [stopped_at(client, "answer", main=False) for _ in range(3)]
+        stops = [stopped_at(client, "answer") for _ in range(3)]
         client.event("stopped")
         client.ask("disconnect")
     assert [place[:2] for place in stops] == [("execute", line)] * 3

@@ -291,7 +291,7 @@ def test_sigusr1_is_answered_from_the_first_import_on(folder: Path):
 @pytest.mark.parametrize("backbone", ["debug", "local"])
 def test_sigusr1_says_what_runs(folder: Path, backbone: str):
     command = ["--conf", "run.yaml", f"--backbone={backbone}"]
-    command += ["astuner.rollout.agentscope_workflow='agents->HangsUntilReleased'"]
+    command += ["astuner.rollout.agentscope_workflow='agents->HangsUntilReleased'", "astuner.rollout.max_env_worker=8"]
     command += ["astuner.trainer_common.total_training_steps=1"]
     record = folder / ("launcher_record/run-debug" if backbone == "debug" else "launcher_record/run")
     with (folder / "err.txt").open("w") as out:

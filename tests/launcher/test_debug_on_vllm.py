@@ -9,7 +9,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from astuner.system.localhost import free_port
 from tests.launcher.liveness import lives, wait_for
 from tests.launcher.vllm_commands import Commands
 from tests.llm_engine.completions_server import listening
+from tests.preloaded import run_python
 
 ROOT = Path(__file__).parents[2]
 FAKE_VLLM = Path(__file__).parent / "fake_vllm"
@@ -87,7 +87,6 @@ def test_a_server_for_one_run(commands: Commands, model_for_vllm: Path):
     assert (RUN / "services/vllm.log").stat().st_size > 0
 
 
-@pytest.mark.long
 def test_no_server_outlives_a_launcher_that_is_killed(commands: Commands):
     run = commands.debug(HANGS)
     server = commands.server_of(run)
@@ -128,7 +127,6 @@ def test_a_warm_server_is_reused_and_agrees_with_the_embedded_engine(commands: C
 
 
 @fake_vllm_only
-@pytest.mark.long
 def test_a_server_in_use_is_not_stopped(commands: Commands):
     run = commands.debug("--keep-engine", HANGS)
     commands.server_of(run, "vllm: the server keeps running")
@@ -146,7 +144,6 @@ def test_a_server_in_use_is_not_stopped(commands: Commands):
 
 
 @fake_vllm_only
-@pytest.mark.long
 def test_a_killed_warm_server_is_started_again(commands: Commands):
     code, output = commands.wait(commands.debug("--keep-engine"))
     assert code == 0, output
@@ -251,7 +248,6 @@ def test_stop_engine_stops_a_warm_server_but_no_other_process(commands: Commands
 
 
 @fake_vllm_only
-@pytest.mark.long
 def test_vllm_is_never_imported_by_the_launcher(commands: Commands):
     code = (
         f"import sys; sys.argv = ['astuner', '--conf', 'run.yaml', '--backbone=debug', 'astuner.rollout.name=vllm', "
@@ -261,8 +257,7 @@ def test_vllm_is_never_imported_by_the_launcher(commands: Commands):
         "except SystemExit as end: assert end.code == 0\n"
         "print('\\n'.join(sys.modules))"
     )
-    command = [sys.executable, "-c", code]
-    ended = subprocess.run(command, env=commands.env, capture_output=True, text=True, timeout=300, check=False)
+    ended = run_python("-c", code, cwd=commands.folder, env=commands.env)
     assert ended.returncode == 0, ended.stderr
     loaded = ended.stdout.split()
     assert "astuner.llm_engine.vllm_server.vllm_process" in loaded

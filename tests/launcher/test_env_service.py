@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from astuner.config.root import AstunerConfig
-from astuner.launcher.env_service import automatic_env_service
+from astuner.launcher.built_in_services import automatic_env_service
 
 
 def options(reader: dict[str, Any], tmp_path: Path) -> dict[str, str]:

@@ -9,8 +9,7 @@ import pytest
 from rich.console import Console
 from rich.markup import escape
 
-from astuner.launcher.console import make_console
-from astuner.launcher.episode_table import episode_table
+from astuner.launcher.console import episode_table, make_console
 from astuner.schema import Episode, Task
 
 EPISODE = Episode(

@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from torch import Tensor
 
 from astuner.backbone.local.policy import Policy
+from astuner.backbone.training import run_inputs
 from astuner.backbone.training.progress import PhaseName, warn_if_slow
 from astuner.config.timing import DeadlinesConfig
+from astuner.debugging.deadlines import alarm
 from astuner.task_rollout import ActiveEpisodes
 from tests.launcher.conftest import Command
 
@@ -38,6 +40,13 @@ def test_a_warning_is_logged_at_the_deadline_and_at_each_multiple_with_the_stack
     ended = len(log)
     threading.Event().wait(0.2)
     assert len(log) <= ended + 1  # one may have been on its way
+
+
+def test_an_alarm_that_fails_is_logged_and_leaves_the_others(log: Log):
+    called = threading.Event()
+    with alarm(0.01, lambda _: 1 / 0), alarm(0.02, lambda _: called.set()):
+        assert called.wait(10)
+    assert any("an alarm failed after 0.01 s" in line for line in log)
 
 
 def test_a_phase_in_time_and_one_without_a_deadline_leave_no_word(log: Log):
@@ -72,13 +81,20 @@ def test_training_has_all_phases(train: Command, monkeypatch: pytest.MonkeyPatch
         "save_checkpoint": "saving",
     }
     deadlines = {phase: f"{0.0005 + number * 0.0001:g}" for number, phase in enumerate(titles)}
-    full_weights = Policy.full_weights
+    # Each warning asks the workers what they do, which would keep the clock busy during the next phases.
+    deadlines["rollout"] = "0.05"
 
-    def slowly(policy: Policy) -> Mapping[str, Tensor]:
-        time.sleep(0.05)  # A model this small is synchronized before its deadline.
-        return full_weights(policy)
+    def slow_down(owner: Any, name: str) -> None:
+        function = getattr(owner, name)
 
-    monkeypatch.setattr(Policy, "full_weights", slowly)
+        def slowly(*arguments: Any, **options: Any) -> Any:
+            time.sleep(0.05)  # a model and tasks this small are ready before the deadline
+            return function(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, slowly)
+
+    slow_down(Policy, "full_weights")
+    slow_down(run_inputs, "read_tasks")
     settings = (f"deadlines.{phase}={seconds}" for phase, seconds in deadlines.items())
     ended = train(*settings, "trainer_common.total_training_steps=1")
     assert ended.code == 0, ended.out

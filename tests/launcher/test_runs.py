@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from astuner.cli.main import astuner as command
 from astuner.run_record.folder import FolderLock
 from astuner.run_record.record import RunRecord
-from astuner.run_record.run_facts import read_note
+from astuner.run_record.recorded_run import RecordedRun
 from astuner.run_record.summary import EpisodesSummary, RunSummary, ValidationsSummary, ValidationSummary
 
 CONFIG = """
@@ -116,7 +116,7 @@ class TestRuns:
         assert run("note", "fast", "higher rate", "--tag=best", "--tag=lr").output == "higher rate #best #lr\n"
         assert run("note", "fast").output == "higher rate #best #lr\n"
         run("note", "fast", "the best rate")
-        note = read_note(Path("launcher_record/fast"))
+        note = RecordedRun(Path("launcher_record/fast")).note
         assert (note.text, note.tags) == ("the best rate", ("best", "lr"))
         assert listed("--filter=best") == ["fast"]
         run("note", "fast", "--clear")

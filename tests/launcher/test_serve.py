@@ -13,12 +13,14 @@ import httpx
 import pytest
 import uvicorn
 
-from astuner.launcher.serve import ServedModel, ServeOptions, create_app
+from astuner.launcher.chat import unlimited_calls
+from astuner.launcher.serve import ServedModel, create_app
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import ChatCodec
 from astuner.schema import SamplingParams
 from astuner.system.localhost import listen
-from astuner.task_sources.tracing import Feedback, read_traces
+from astuner.task_sources.tracing.reader import read_traces
+from astuner.task_sources.tracing.trace import Feedback
 
 KEY = "sk-" + "canary4Zb81kQpXw7Lr2Tn5Vy9" * 2
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
@@ -33,8 +35,8 @@ def serving(tokenizer: Any, traces: Path, answer: str) -> Iterator[str]:
         return encoded
 
     engine = ScriptedEngine(ids, max_model_len=4096)
-    options = ServeOptions("scripted", traces, traces.parent)
-    served = ServedModel(engine, ChatCodec(tokenizer, "qwen3"), options, "folder")
+    settings = unlimited_calls(engine, temperature=1.0, max_tokens=512)
+    served = ServedModel(engine, ChatCodec(tokenizer, "qwen3"), settings, ("scripted", "folder"), traces)
     with listen(0) as listener:
         port = listener.getsockname()[1]
         server = uvicorn.Server(uvicorn.Config(create_app(served, port), log_config=None, log_level="warning"))

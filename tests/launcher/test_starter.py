@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,11 @@ from astuner.launcher.starter import TEMPLATES, start_project
 from astuner.run_record import read_index, read_summary
 from astuner.system.localhost import free_port
 from tests.launcher.debug_client import client_of, line_of, stopped_at
-from tests.preloaded import AstunerProcess
+from tests.preloaded import AstunerProcess, run_python
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.long
 def test_the_project_runs_by_its_launch_json_and_trains(tmp_path: Path):
     output = CliRunner().invoke(astuner, ["init", str(tmp_path / "project")], catch_exceptions=False).output
     assert f"wrote {tmp_path / 'project/.vscode/launch.json'}" in output
@@ -32,8 +29,7 @@ def test_the_project_runs_by_its_launch_json_and_trains(tmp_path: Path):
     assert configuration["args"][:4] == ["--backbone", "debug", "--conf", "agent.yaml"]
     trains = ["--conf", "agent.yaml", "astuner.trainer_common.total_training_steps=12"]
     for arguments in (configuration["args"], trains):
-        command = [sys.executable, configuration["program"], *arguments]
-        ended = subprocess.run(command, cwd=project, capture_output=True, text=True, timeout=120, check=False)
+        ended = run_python(configuration["program"], *arguments, cwd=project)
         assert ended.returncode == 0, ended.stderr
     assert read_summary(project / "launcher_record/agent-debug").episodes.ok == 16
     validation = read_summary(project / "launcher_record/agent").validation
@@ -89,7 +85,7 @@ def test_the_launch_configuration_stops_at_a_breakpoint_of_the_editor(tmp_path: 
     command += [configuration["program"], *configuration["args"], "astuner.debug.debug_first_n_tasks=1"]
     line = line_of(tmp_path / "agent.py", 'bp("ANSWER")')
     command += ["astuner.rollout.num_repeat=2"]
-    with client_of(tmp_path / "agent.py", command, port, [line]) as client:
+    with client_of(tmp_path / "agent.py", command, port, [line], is_forked=False) as client:
         stops = [stopped_at(client, "self") for _ in range(2)]
         client.event("terminated")
     assert [stop[:2] for stop in stops] == [("execute", line)] * 2

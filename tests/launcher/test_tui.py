@@ -19,10 +19,7 @@ from tests.viewer.records import open_record, step_metrics
 pytest.importorskip("textual")
 
 from astuner.cli.main import astuner
-from astuner.viewer.tui.app import TerminalViewer
-from astuner.viewer.tui.episodes_screen import EpisodesScreen
-from astuner.viewer.tui.run_screen import RunScreen
-from astuner.viewer.tui.runs_screen import RunsScreen
+from astuner.viewer.tui.screens import EpisodesScreen, RunScreen, RunsScreen, TerminalViewer
 from astuner.viewer.tui.transcript_screen import TranscriptScreen
 
 HOSTILE = (

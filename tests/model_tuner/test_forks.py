@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from astuner.diagnostics.fork_fixes import fix_for
+from astuner.diagnostics.prompt_checks import fix_for
 from astuner.errors import ConfigError, WorkflowError
 from astuner.model_tuner import ChatCodec
 from astuner.model_tuner.messages import digests

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from astuner import ModelTuner, WorkflowTask
-from astuner.gateway import Gateway, GatewaySettings
+from astuner.gateway import Gateway
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets
 from astuner.schema import Completion, Episode, SamplingParams, Task
@@ -94,7 +94,7 @@ async def test_an_error_has_status_code_and_parameter(
 
 
 async def test_the_names_of_the_model_are_those_of_the_gateway(tokenizer: Any):
-    gateway = Gateway(GatewaySettings(model_names=("astuner", "my-model")))
+    gateway = Gateway(model_names=("my-model",))
     ids = tokenizer.encode("3<|im_end|>", add_special_tokens=False)
     tuner = ModelTuner(
         ScriptedEngine(lambda prompt, params: ids, 4096),

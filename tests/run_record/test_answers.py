@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from astuner.run_record.answers import answer_of, brief_answer
+from astuner.run_record.episodes import answer_of, brief_answer
 from astuner.schema import Episode, LlmCall, Task
 
 LINES = [

@@ -14,8 +14,8 @@ from astuner.errors import RecordError
 from astuner.run_record import read_findings
 from astuner.run_record.episodes import EpisodeEntry
 from astuner.run_record.findings import FINDINGS_FILE, FindingsFile, RunFinding, summarise_findings
-from astuner.run_record.lookup import find_episode, find_run
 from astuner.run_record.metrics import MetricsFile
+from astuner.run_record.recorded_run import find_episode, find_run
 
 
 def finding(step: int, check: str, severity: str = "error", message: str = "m") -> RunFinding:

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from astuner.run_record.intervals import difference_interval, success_interval
+from astuner.run_record.metrics import difference_interval, success_interval
 
 
 def test_the_interval_of_a_rate_is_wilsons() -> None:

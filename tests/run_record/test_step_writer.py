@@ -11,8 +11,7 @@ import pytest
 
 from astuner.errors import RecordError
 from astuner.run_record import read_index, read_metrics, read_recorded_episode
-from astuner.run_record.record import RunRecord
-from astuner.run_record.step_writer import FinishedStep, StepWriter
+from astuner.run_record.record import RunRecord, StepWriter
 from astuner.schema import Episode, Task, TokenCounts
 
 
@@ -30,10 +29,8 @@ def episodes(step: int, count: int = 3) -> list[tuple[Episode, TokenCounts]]:
     ]  # fmt: skip
 
 
-def finished(step: int) -> FinishedStep:
-    return FinishedStep(
-        step, {"reward/mean": float(step)}, {each.episode_id: 0.5 for each, _ in episodes(step)}, updates={}
-    )
+def end_step(writer: StepWriter, step: int) -> None:
+    writer.end_step(step, {"reward/mean": float(step)}, {each.episode_id: 0.5 for each, _ in episodes(step)}, {})
 
 
 def opened(folder: Path, *, resume: bool = False) -> RunRecord:
@@ -52,7 +49,7 @@ def train(folder: Path) -> None:
     with opened(folder) as record, StepWriter(record) as writer:
         for step in range(1, 7):
             writer.begin_step(step, episodes(step))
-            writer.end_step(finished(step))
+            end_step(writer, step)
             writer.when_written(lambda step=step: end_if_done(step))  # type: ignore[misc]
 
 
@@ -78,7 +75,7 @@ def test_kill_loses_nothing_of_a_step_that_is_said_to_be_done(tmp_path: Path):
         record.truncate_after(2)
         with StepWriter(record) as writer:
             writer.begin_step(3, episodes(3))
-            writer.end_step(finished(3))
+            end_step(writer, 3)
     assert [(entry.step, entry.repeat_index) for entry in read_index(folder)] == [
         (step, number) for step in (1, 2, 3) for number in range(3)
     ]
@@ -99,7 +96,7 @@ def test_loop_goes_on_while_the_record_is_written(tmp_path: Path, monkeypatch: p
     with opened(tmp_path / "run") as record, StepWriter(record) as writer:
         writer.begin_step(1, episodes(1))
         assert writing.wait(60)
-        writer.end_step(finished(1))
+        end_step(writer, 1)
         writer.when_written(lambda: said.append(len(read_metrics(tmp_path / "run"))))
         assert read_index(tmp_path / "run") == []
         assert said == []
@@ -120,7 +117,7 @@ def test_error_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.Mo
     def write() -> None:
         with StepWriter(record) as writer:
             writer.begin_step(1, episodes(1))
-            writer.end_step(finished(1))
+            end_step(writer, 1)
             writer.when_written(lambda: said.append(1))
             writer.flush()
 

@@ -11,9 +11,8 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError, PluginError, UnscoredError
 from astuner.schema import Judgement, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.composed_judges import GatedJudge, WeightedJudge
-from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.loading import make_judge
-from astuner.task_judge.scoring import score, score_inline
+from astuner.task_judge.judge_base import BaseJudge, make_judge
+from astuner.task_judge.scoring import score
 
 CONFIG = TaskJudgeConfig()
 TASK = WorkflowTask(Task("t", "?", metadata={"answer": "4"}), episode_id="e")
@@ -44,7 +43,7 @@ class FixedAsync(Fixed):
 async def judged(judge: BaseJudge, answer: str = "4") -> Judgement:
     output = WorkflowOutput(metadata={"final_answer": answer})
     result = await score(judge, TASK, output, timeout=30)
-    assert await score_inline(judge, TASK, output, timeout=30) == result
+    assert await score(judge, TASK, output, timeout=30, inline=True) == result
     return result
 
 

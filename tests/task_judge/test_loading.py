@@ -8,7 +8,7 @@ import pytest
 
 from astuner.config.data import TaskJudgeConfig
 from astuner.errors import PluginError
-from astuner.task_judge.loading import judge_paths, make_judge
+from astuner.task_judge.judge_base import judge_paths, make_judge
 
 CODE = """
 from astuner.task_judge.judge_base import BaseJudge

@@ -19,8 +19,7 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError
 from astuner.schema import Judgement, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge import math_verify_server
-from astuner.task_judge.math_answer_as_judge import MathAnswerAsJudge, is_same_answer
-from astuner.task_judge.math_verify_process import MathVerifyProcess
+from astuner.task_judge.math_answer_as_judge import MathAnswerAsJudge, MathVerifyProcess, is_same_answer
 from astuner.task_judge.scoring import score
 
 GSM8K = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 in all.\n#### 72"

@@ -17,7 +17,7 @@ from astuner.schema import Judgement, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.countdown_as_judge import CountdownAsJudge, countdown_expression, evaluate_expression
 from astuner.task_judge.exact_answer_as_judge import ExactAnswerAsJudge
 from astuner.task_judge.json_schema_as_judge import JsonSchemaAsJudge
-from astuner.task_judge.loading import make_judge
+from astuner.task_judge.judge_base import make_judge
 from astuner.task_judge.regex_as_judge import RegexAsJudge
 from tests.examples import examples
 

@@ -24,7 +24,7 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.errors import EpisodeTimeout, JudgeError, UnscoredError
 from astuner.schema import Judgement, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import score, score_inline
+from astuner.task_judge.scoring import score
 
 TASK = WorkflowTask(Task("t", "1+1?", metadata={"answer": "2"}), episode_id="e-1")
 OUTPUT = WorkflowOutput(metadata={"final_answer": "2"})
@@ -299,7 +299,7 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.errors import EpisodeTimeout
 from astuner.schema import Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.scoring import score, score_inline
+from astuner.task_judge.scoring import score
 
 class Hangs(BaseJudge):
     def compute_reward(self, workflow_task, workflow_output):
@@ -346,7 +346,7 @@ async def test_inline_sync_judge_runs_in_the_callers_thread_and_can_run_a_loop()
         threads.append(threading.current_thread())
         return asyncio.run(asyncio.sleep(0, result=0.5))
 
-    assert await score_inline(sync_judge(judges), TASK, OUTPUT, timeout=10) == Judgement(0.5, True)
+    assert await score(sync_judge(judges), TASK, OUTPUT, timeout=10, inline=True) == Judgement(0.5, True)
     assert threads == [threading.current_thread()]
     await asyncio.sleep(0)  # the outer loop still is the running one
 
@@ -357,9 +357,9 @@ async def test_inline_errors_and_timeouts(make: Make) -> None:
         raise KeyError("answer")
 
     with pytest.raises(JudgeError, match=r"raised KeyError: .*test_scoring\.py:"):
-        await score_inline(make(fails), TASK, OUTPUT, timeout=10)
+        await score(make(fails), TASK, OUTPUT, timeout=10, inline=True)
     with pytest.raises(JudgeError, match="expected"):
-        await score_inline(make(lambda: None), TASK, OUTPUT, timeout=None)
+        await score(make(lambda: None), TASK, OUTPUT, timeout=None, inline=True)
 
 
 async def test_inline_async_judge_has_a_timeout() -> None:
@@ -370,15 +370,15 @@ async def test_inline_async_judge_has_a_timeout() -> None:
         raise asyncio.CancelledError
 
     with pytest.raises(EpisodeTimeout, match=r"took longer than 0\.05 s for episode"):
-        await score_inline(async_judge(waits), TASK, OUTPUT, timeout=0.05)
+        await score(async_judge(waits), TASK, OUTPUT, timeout=0.05, inline=True)
     with pytest.raises(JudgeError, match="raised CancelledError"):
-        await score_inline(async_judge(cancels), TASK, OUTPUT, timeout=10)
+        await score(async_judge(cancels), TASK, OUTPUT, timeout=10, inline=True)
 
 
-@pytest.mark.parametrize("score_function", [score, score_inline])
-def test_quitting_the_debugger_in_a_judge_ends_the_run(score_function: Any) -> None:
+@pytest.mark.parametrize("inline", [False, True])
+def test_quitting_the_debugger_in_a_judge_ends_the_run(inline: bool) -> None:
     def leaves() -> None:
         raise BdbQuit
 
     with pytest.raises(KeyboardInterrupt):
-        asyncio.run(score_function(sync_judge(leaves), TASK, OUTPUT, 10))
+        asyncio.run(score(sync_judge(leaves), TASK, OUTPUT, 10, inline=inline))

@@ -9,9 +9,10 @@ import pytest
 from tests.task_rollout.raising_code import kept
 
 
-@pytest.fixture(params=["threads", "main thread"])
-def in_main_thread(request: pytest.FixtureRequest) -> bool:
-    return bool(request.param == "main thread")
+@pytest.fixture(params=["judge in a thread", "judge inline"])
+def inline(request: pytest.FixtureRequest) -> bool:
+    """Whether the judge runs in the thread of the episode, as it does for a debugger."""
+    return bool(request.param == "judge inline")
 
 
 @pytest.fixture(autouse=True)

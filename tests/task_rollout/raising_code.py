@@ -17,6 +17,7 @@ from astuner.model_tuner import CallSettings, ChatCodec
 from astuner.schema import Episode, Task
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_runner import TaskRunner
 
 
@@ -240,11 +241,11 @@ Body = Callable[[], Awaitable[Any]]
 
 def run(
     tokenizer: Any,
-    in_main_thread: bool,
     bodies: dict[str, Body],
     judges: dict[str, Callable[[], Any]] | None = None,
     judge_timeout: float = 20.0,
     episode_timeout: float = 20.0,
+    inline: bool = False,
 ) -> dict[str, Episode]:
     """Run an episode for each body or judge between sound episodes, and return those by the body's name."""
     judge_of = judges or {}
@@ -269,8 +270,8 @@ def run(
     codec = ChatCodec(tokenizer, "qwen3")
     is_async = bool(judge_of) and all(inspect.iscoroutinefunction(judges) for judges in judge_of.values())
     judge = (AsyncJudge if is_async else Judge)(TaskJudgeConfig())
-    runner = TaskRunner(Faulty, judge, engine, codec, episode_timeout, judge_timeout, judge_inline=in_main_thread)
-    rollout = TaskRollout(runner, workers=2, in_main_thread=in_main_thread)
+    runner = TaskRunner(Faulty, judge, engine, codec, episode_timeout, judge_timeout, judge_inline=inline)
+    rollout = TaskRollout(EpisodesHere(runner))
     names = [name for faulty in {**bodies, **judge_of} for name in (faulty, f"sound after {faulty}")]
     tasks = [Task(name, "question") for name in names]
     episodes = {e.task.task_id: e for e in rollout.run(BatchRequest(tasks, 1, "train", 1, 1, CallSettings()))}

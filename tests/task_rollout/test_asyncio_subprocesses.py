@@ -58,9 +58,9 @@ async def several_at_once() -> None:
     assert await asyncio.gather(*(process.wait() for process in processes)) == [0, 1, 2, 3, 4]
 
 
-def test_an_episode_runs_programs(tokenizer: Any, in_main_thread: bool):
+def test_an_episode_runs_programs(tokenizer: Any):
     bodies = [exits_with_output, shell_reads_its_input, is_killed_after_a_timeout, does_not_exist, several_at_once]
-    episodes = run(tokenizer, in_main_thread, {body.__name__: body for body in bodies})
+    episodes = run(tokenizer, {body.__name__: body for body in bodies})
     assert {name: (episode.status, episode.error) for name, episode in episodes.items()} == {
         body.__name__: ("ok", None) for body in bodies
     }

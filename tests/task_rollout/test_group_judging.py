@@ -18,6 +18,7 @@ from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.schema import Episode, Judgement, Task
 from astuner.task_judge.judge_base import BaseGroupJudge
 from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_runner import TaskRunner
 
 TASKS = [Task(f"t{i}", f"question {i}") for i in range(3)]
@@ -78,7 +79,7 @@ class TooFew(Ranks):
 def run(tokenizer: Any, judge: Ranks, repeats: int = 3, *, inline: bool = False, **settings: Any) -> list[Episode]:
     engine = ScriptedEngine(lambda *_: tokenizer.encode("ok<|im_end|>", add_special_tokens=False), max_model_len=512)
     runner = TaskRunner(Numbered, judge, engine, ChatCodec(tokenizer, "qwen3"), judge_inline=inline, **settings)
-    rollout = TaskRollout(runner, workers=4, max_retries=1, in_main_thread=inline)
+    rollout = TaskRollout(EpisodesHere(runner), max_retries=1)
     ended: list[Episode] = []
     attempts: list[Episode] = []
     try:
@@ -108,8 +109,7 @@ def test_a_group_is_judged_when_all_of_its_episodes_have_ended(tokenizer: Any, i
     }  # fmt: skip
     assert sorted(judge.groups) == [("t0", [0, 1, 2]), ("t1", [0, 2]), ("t2", [1, 2])]
     assert all(episode.samples for episode in episodes if episode.status == "ok")
-    if inline:
-        assert judge.threads == {threading.get_ident()}
+    assert (judge.threads == {threading.get_ident()}) == inline
 
 
 def test_a_group_of_one_is_judged_like_a_single_episode(tokenizer: Any):

@@ -1,4 +1,4 @@
-"""TaskRollout: concurrency, isolation, retries, seeds."""
+"""TaskRollout in one process: order, retries, seeds, signals, late episodes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from bdb import BdbQuit
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -23,28 +24,17 @@ from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.schema import Completion, Episode, SamplingParams, Task
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_rollout import BatchRequest, TaskRollout
-from astuner.task_rollout import pool as pool_module
+from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_runner import TaskRunner
 
 TASKS = [Task(f"t{i}", f"question {i}") for i in range(5)]
 attempts: Counter[str] = Counter()
-running = threading.Semaphore(1000)
-most_at_once: list[int] = []
-lock = threading.Lock()
-release = threading.Event()
-ended: list[str] = []
+entered, release = threading.Event(), threading.Event()
 
 
-class Blocking(Workflow):
-    """Uses synchronous code."""
-
+class Answers(Workflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        with lock:
-            most_at_once.append(most_at_once[-1] + 1 if most_at_once else 1)
-        time.sleep(0.05)
         await model_tuner.chat([{"role": "user", "content": workflow_task.task.main_query}])
-        with lock:
-            most_at_once.append(most_at_once[-1] - 1)
         return WorkflowOutput(reward=float(workflow_task.repeat_index))
 
 
@@ -60,10 +50,9 @@ class FailsOnce(Workflow):
 
 class NeverReturns(Workflow):
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        if workflow_task.task_id == "t2":
-            release.wait(60)  # blocks its thread: no asyncio deadline can end it
-            ended.append(workflow_task.task_id)
         await model_tuner.chat([{"role": "user", "content": "hi"}])
+        entered.set()
+        release.wait(60)  # blocks its thread: no asyncio deadline can end it
         return WorkflowOutput(reward=1.0)
 
 
@@ -84,7 +73,7 @@ def rollout(tokenizer: Any, workflow: type[Workflow], **changes: Any) -> TaskRol
         "judge_timeout": changes.pop("judge_timeout", 0.1),
     }
     runner = TaskRunner(workflow, None, engine, ChatCodec(tokenizer, "qwen3"), **timeouts)
-    return TaskRollout(runner, **changes)
+    return TaskRollout(EpisodesHere(runner), **changes)
 
 
 def request(**changes: Any) -> BatchRequest:
@@ -94,12 +83,10 @@ def request(**changes: Any) -> BatchRequest:
 
 def test_episodes_are_returned_in_order_with_unique_ids(tokenizer: Any):
     finished: list[Episode] = []
-    rolling = rollout(tokenizer, Blocking, workers=4)
-    most_at_once.clear()
+    rolling = rollout(tokenizer, Answers)
     episodes = rolling.run(request(), finished.append)
     assert [(e.task.task_id, e.repeat_index) for e in episodes] == [(t.task_id, r) for t in TASKS for r in range(2)]
     assert len({e.episode_id for e in episodes}) == len(finished) == 10
-    assert max(most_at_once) == 4  # blocking episodes ran in parallel
     again = rolling.run(request(step=4))
     assert not {e.episode_id for e in episodes} & {e.episode_id for e in again}
     rolling.close()
@@ -108,7 +95,7 @@ def test_episodes_are_returned_in_order_with_unique_ids(tokenizer: Any):
 def test_failed_episodes_are_retried(tokenizer: Any, log: list[str]):
     attempts.clear()
     finished: list[Episode] = []
-    rolling = rollout(tokenizer, FailsOnce, workers=4, max_retries=1)
+    rolling = rollout(tokenizer, FailsOnce, max_retries=1)
     episodes = rolling.run(request(), finished.append)
     assert Counter(e.status for e in episodes) == {"ok": 10, "failed": 2}  # no attempt is lost
     assert [e.episode_id for e in episodes if e.status == "failed"] == ["train-000003-t1-0", "train-000003-t1-1"]
@@ -121,31 +108,36 @@ def test_failed_episodes_are_retried(tokenizer: Any, log: list[str]):
 
 def test_failures_are_logged_with_the_first_reason(tokenizer: Any, log: list[str]):
     attempts.clear()
-    rolling = rollout(tokenizer, FailsOnce, workers=4)
+    rolling = rollout(tokenizer, FailsOnce)
     episodes = rolling.run(request())
     assert [e.status for e in episodes].count("failed") == 2
     assert any("2 of 10 episodes are left out: [workflow] ConnectionError: flaky" in line for line in log)
     rolling.close()
 
 
-def test_episode_that_blocks_its_thread_is_abandoned(tokenizer: Any, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(pool_module, "_GRACE_SECONDS", 0.2)
-    rolling = rollout(tokenizer, NeverReturns, workers=2, episode_timeout=0.5)
-    episodes = rolling.run(request(repeats=1))
-    assert not ended  # the run did not wait for it
-    release.set()
-    stuck = episodes[2]
-    assert [e.status for e in episodes] == ["ok", "ok", "failed", "ok", "ok"]
-    assert stuck.error_kind == "timeout"
-    assert "release.wait(60)" in (stuck.error or "")
-    assert {e.status for e in rolling.run(request(tasks=TASKS[:2], step=4))} == {"ok"}
+def test_an_episode_that_blocks_its_thread_is_abandoned_from_another(tokenizer: Any):
+    rolling = rollout(tokenizer, NeverReturns)
+    here = rolling.executor
+    assert isinstance(here, EpisodesHere)
+    assert here.abandon_episode() is None
+    task = WorkflowTask(TASKS[2], episode_id="train-000003-t2-0", repeat_index=0, seed=1)
+    with ThreadPoolExecutor(1) as threads:
+        running = threads.submit(here.run_episode, task, CallSettings())
+        assert entered.wait(60)
+        abandoned = here.abandon_episode()
+        release.set()
+        assert running.result(60).status == "ok"
+    assert abandoned is not None
+    assert (abandoned.status, abandoned.error_kind, len(abandoned.calls)) == ("failed", "timeout", 1)
+    assert "blocked its thread for 0 s and was abandoned; it was at" in str(abandoned.error)
+    assert "release.wait(60)" in str(abandoned.error)
     rolling.close()
 
 
 def test_seeds_depend_on_run_step_task_and_repeat(tokenizer: Any):
     seeds: set[int | None] = set()
     engine = ScriptedEngine(lambda prompt, params: seeds.add(params.seed) or [1], max_model_len=4096)  # type: ignore[func-returns-value]
-    rolling = TaskRollout(TaskRunner(FailsOnce, None, engine, ChatCodec(tokenizer, "qwen3")), workers=2)
+    rolling = TaskRollout(EpisodesHere(TaskRunner(FailsOnce, None, engine, ChatCodec(tokenizer, "qwen3"))))
     attempts.update({f"t1-{r}": 1 for r in range(2)})
     for changes in ({}, {"step": 4}, {"seed": 2}, {"split": "val"}):
         rolling.run(request(**changes))
@@ -153,31 +145,6 @@ def test_seeds_depend_on_run_step_task_and_repeat(tokenizer: Any):
     rolling.run(request())
     assert len(seeds) == 4 * 10
     rolling.close()
-
-
-def test_queued_episodes_of_an_interrupted_batch_never_start(tokenizer: Any):
-    def interrupt(_: Episode) -> None:
-        raise KeyboardInterrupt
-
-    rolling = rollout(tokenizer, Blocking, workers=1)
-    most_at_once.clear()
-    with pytest.raises(KeyboardInterrupt):
-        rolling.run(request(), interrupt)
-    rolling.close()
-    time.sleep(0.3)  # ten episodes take 0.5 s, one after the other
-    assert len(most_at_once) <= 2 * 2  # an entry at the beginning of an episode and one at its end
-
-
-def test_close_ends_the_workers(tokenizer: Any):
-    rolling = rollout(tokenizer, Blocking, workers=4)
-    before = set(threading.enumerate())
-    rolling.run(request())
-    assert set(threading.enumerate()) > before
-    rolling.close()
-    limit = time.monotonic() + 20  # `close` does not wait long for a thread
-    while (left := set(threading.enumerate()) - before) and time.monotonic() < limit:
-        time.sleep(0.01)
-    assert not left
 
 
 class WhereItRuns(Workflow):
@@ -188,7 +155,7 @@ class WhereItRuns(Workflow):
 
 
 def test_the_main_thread_runs_one_episode_after_another(tokenizer: Any):
-    rolling = rollout(tokenizer, WhereItRuns, in_main_thread=True)
+    rolling = rollout(tokenizer, WhereItRuns)
     before = set(threading.enumerate())
     assert [episode.reward for episode in rolling.run(request())] == [1.0] * 10
     assert set(threading.enumerate()) <= before
@@ -203,7 +170,7 @@ class InterruptedByHand(Workflow):
 
 def test_ctrl_c_in_the_main_thread_ends_the_run_and_not_the_episode(tokenizer: Any):
     with pytest.raises(KeyboardInterrupt):
-        rollout(tokenizer, InterruptedByHand, in_main_thread=True).run(request())
+        rollout(tokenizer, InterruptedByHand).run(request())
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -212,10 +179,9 @@ class QuitsTheDebugger(Workflow):
         raise BdbQuit
 
 
-@pytest.mark.parametrize("in_main_thread", [True, False])
-def test_quitting_the_debugger_ends_the_run(tokenizer: Any, in_main_thread: bool):
+def test_quitting_the_debugger_ends_the_run(tokenizer: Any):
     with pytest.raises(KeyboardInterrupt):
-        rollout(tokenizer, QuitsTheDebugger, in_main_thread=in_main_thread).run(request())
+        rollout(tokenizer, QuitsTheDebugger).run(request())
 
 
 class Hangs(Workflow):
@@ -238,21 +204,21 @@ def test_late_episode_logs_its_name_last_call_and_stack(tokenizer: Any, log_file
 
 
 def test_report_lists_the_running_episodes(tokenizer: Any):
-    rolling = rollout(tokenizer, Hangs, episode_timeout=3.0, workers=2)
+    rolling = rollout(tokenizer, Hangs, episode_timeout=3.0)
     assert rolling.running.report() == "0 episodes running"
-    runs = threading.Thread(target=lambda: rolling.run(request(tasks=TASKS[:1])))
+    runs = threading.Thread(target=lambda: rolling.run(request(tasks=TASKS[:1], repeats=1)))
     runs.start()
     deadline = time.monotonic() + 10
-    called = ["last finished LLM call train-000003-t0-0/0 (", "last finished LLM call train-000003-t0-1/0 ("]
+    called = "last finished LLM call train-000003-t0-0/0 ("
     while time.monotonic() < deadline:
         report = rolling.running.report()
-        if report.count("in part_of_it") >= 2 and all(call in report for call in called):
+        if "await asyncio.sleep(60)" in report and called in report:
             break
         time.sleep(0.01)
     runs.join()
-    assert report.startswith("2 episodes running\n")
-    assert "train-000003-t0-1: for " in report
-    assert all(call in report for call in called)
+    assert report.startswith("1 episode running\n")
+    assert "train-000003-t0-0: for " in report
+    assert called in report
     assert "await asyncio.gather(self.part_of_it())" in report
     assert "await asyncio.sleep(60)" in report
     assert rolling.running.report() == "0 episodes running"
@@ -265,7 +231,7 @@ class BlocksAWhile(Workflow):
 
 
 def test_late_episode_in_the_main_thread_is_logged(tokenizer: Any, log: list[str]):
-    rolling = rollout(tokenizer, BlocksAWhile, in_main_thread=True, episode_timeout=0.2)
+    rolling = rollout(tokenizer, BlocksAWhile, episode_timeout=0.2)
     rolling.run(request(tasks=TASKS[:1], repeats=1))
     (text,) = [message for message in log if "it blocks its thread, which only Ctrl-C ends" in message]
     assert text.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.2 s)")
@@ -274,8 +240,14 @@ def test_late_episode_in_the_main_thread_is_logged(tokenizer: Any, log: list[str
 
 
 def test_blocked_thread_is_logged_at_the_workflows_deadline(tokenizer: Any, log: list[str]):
-    rolling = rollout(tokenizer, BlocksAWhile, workers=1, episode_timeout=0.1, judge_timeout=1000)
-    (late,) = rolling.run(request(tasks=TASKS[:1], repeats=1))
+    here = rollout(tokenizer, BlocksAWhile, episode_timeout=0.1, judge_timeout=1000).executor
+    assert isinstance(here, EpisodesHere)
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)  # as in a worker process
+    try:
+        task = WorkflowTask(TASKS[0], episode_id="train-000003-t0-0", repeat_index=0, seed=1)
+        late = here.run_episode(task, CallSettings())
+    finally:
+        signal.signal(signal.SIGINT, handler)
     assert (late.status, late.error_kind, late.reward) == ("failed", "timeout", None)
     (text,) = [message for message in log if "it blocks its thread" in message]
     assert text.startswith("episode train-000003-t0-0: the workflow took longer than rollout.episode_timeout (0.1 s)")
@@ -296,8 +268,8 @@ class HasTheModelHang(Workflow):
 
 
 def test_open_call_is_logged_at_the_deadline(tokenizer: Any, log_file: list[str]):
-    rolling = rollout(tokenizer, HasTheModelHang, workers=1, episode_timeout=0.2)
-    rolling.runner = replace(rolling.runner, engine=NeverAnswers(lambda prompt, params: (), max_model_len=4096))
+    rolling = rollout(tokenizer, HasTheModelHang, episode_timeout=0.2)
+    rolling.executor.engine = NeverAnswers(lambda prompt, params: (), max_model_len=4096)
     rolling.run(request(tasks=TASKS[:1], repeats=1))
     (text,) = [message for message in log_file if "its stack:" in message]
     assert "no LLM call finished, open LLM call (model default for solver, " in text
@@ -333,8 +305,10 @@ class AsyncAndBlocking(BaseJudge):
 def test_late_judge_logs_one_textwith_everything(
     tokenizer: Any, log_file: list[str], judge: type[BaseJudge], in_place: bool, line: str, holds: bool
 ):
-    rolling = rollout(tokenizer, Unscored, workers=1, judge_timeout=0.1)
-    rolling.runner = replace(rolling.runner, judge=judge(TaskJudgeConfig()), judge_inline=in_place)
+    rolling = rollout(tokenizer, Unscored, judge_timeout=0.1)
+    here = rolling.executor
+    assert isinstance(here, EpisodesHere)
+    here.runner = replace(here.runner, judge=judge(TaskJudgeConfig()), judge_inline=in_place)
     rolling.run(request(tasks=TASKS[:1], repeats=1))
     (text,) = [message for message in log_file if "its stack:" in message]
     assert text.startswith(f"judge {judge.__name__} took longer than 0.1 s for episode train-000003-t0-0; ")

@@ -69,11 +69,11 @@ def error_of(throws: Callable[[], Any]) -> BaseException:
         in_future_with_a_class,
     ],
 )
-def test_stop_iteration_of_a_future_is_named(tokenizer: Any, in_main_thread: bool, is_judge: bool, where: Where):
+def test_stop_iteration_of_a_future_is_named(tokenizer: Any, is_judge: bool, where: Where):
     """A future of asyncio rejects it, so the await would last until the timeout."""
     throws = {"plain": thrower(StopIteration(3)), "subclass": thrower(Exhausted()), "next": lambda: next(iter(()))}
     bodies = {name: partial(where, throw) for name, throw in throws.items()}
-    episodes = run(tokenizer, in_main_thread, {}, bodies) if is_judge else run(tokenizer, in_main_thread, bodies)
+    episodes = run(tokenizer, {}, bodies) if is_judge else run(tokenizer, bodies)
     for episode in episodes.values():
         assert (episode.status, episode.error_kind) == ("failed", "judge" if is_judge else "workflow")
         assert "raised StopIteration" in (episode.error or "") or "raised Exhausted" in (episode.error or "")
@@ -81,11 +81,11 @@ def test_stop_iteration_of_a_future_is_named(tokenizer: Any, in_main_thread: boo
         assert "/tests/task_rollout/" in (episode.error or "")
 
 
-def test_a_workflow_can_handle_the_stop_iteration_of_a_future(tokenizer: Any, in_main_thread: bool):
+def test_a_workflow_can_handle_the_stop_iteration_of_a_future(tokenizer: Any):
     async def handles() -> None:
         with pytest.raises(RuntimeError) as caught:
             await asyncio.to_thread(next, iter(()))
         assert isinstance(caught.value.__cause__, StopIteration)
         assert await asyncio.to_thread(next, iter(()), "default") == "default"
 
-    assert run(tokenizer, in_main_thread, {"body": handles})["body"].status == "ok"
+    assert run(tokenizer, {"body": handles})["body"].status == "ok"

@@ -373,7 +373,7 @@ def test_an_episode_fails_whose_samples_differ_from_its_calls(
         return [replace(sample, **{field: (*values[:-1], values[-1] + 1)})]
 
     assert run(tokenizer, Rewarded, merge=merge).status == "ok"
-    monkeypatch.setattr("astuner.task_runner.samples.build_samples", build_wrongly)
+    monkeypatch.setattr("astuner.task_runner.groups.build_samples", build_wrongly)
     episode = run(tokenizer, Rewarded, merge=merge)
     assert (episode.status, episode.error_kind, episode.reward) == ("failed", "inexact", None)
     assert "0% of the calls" in str(episode.error)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.service import Limits
+from astuner.tinker_server.trainable_model import BaseLanguageModel
 
 if TYPE_CHECKING:
     from tests.tinker_server.served import Served

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from astuner.backbone.training.tinker_policy import POLICY_HEADER, TinkerPolicy
 from astuner.system.localhost import listen, local_hosts
-from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.http_server import create_app
 from astuner.tinker_server.service import Limits, TinkerService
+from astuner.tinker_server.trainable_model import BaseLanguageModel
 
 tinker = pytest.importorskip("tinker", reason="the client of Tinker is not installed: pip install -e .[dev]")
 public_pb = pytest.importorskip("tinker.proto.tinker_public_pb2")

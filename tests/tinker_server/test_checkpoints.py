@@ -12,10 +12,10 @@ from urllib.parse import quote
 import pytest
 import torch
 
-from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import CheckpointStore
-from astuner.tinker_server.errors import TinkerRequestError
 from astuner.tinker_server.service import Limits
+from astuner.tinker_server.trainable_model import BaseLanguageModel
+from astuner.tinker_server.wire import TinkerRequestError
 from tests.tinker_server.served import Served, datum, serving, tinker
 
 # `load_state` of the client is deprecated, and still used by training loops.

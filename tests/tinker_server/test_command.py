@@ -16,7 +16,7 @@ import pytest
 
 from astuner.errors import ModelError, PluginError, ServiceError
 from astuner.system.localhost import listen
-from astuner.tinker_server import ServerOptions, serve
+from astuner.tinker_server import Limits, serve
 from tests.preloaded import PythonProcess
 from tests.tinker_server.served import close_connections, tinker
 
@@ -125,8 +125,8 @@ def test_errors_are_raised_before_the_server_starts(model_folder: Path, tmp_path
     with listen(0) as listener:
         port = listener.getsockname()[1]
         with pytest.raises(ServiceError, match=f"port {port} is in use by process {os.getpid()}"):
-            serve(ServerOptions(str(model_folder), port, folder=tmp_path), never)
+            serve(str(model_folder), tmp_path, never, port=port, limits=Limits())
     with pytest.raises(ModelError, match=r"--model is './nothing', which does not exist"):
-        serve(ServerOptions("./nothing", folder=tmp_path), never)
+        serve("./nothing", tmp_path, never, limits=Limits())
     with pytest.raises(PluginError):
-        serve(ServerOptions("no.such.module->function", folder=tmp_path), never)
+        serve("no.such.module->function", tmp_path, never, limits=Limits())

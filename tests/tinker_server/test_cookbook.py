@@ -21,7 +21,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from astuner.tinker_server.base_model import BaseLanguageModel
+from astuner.tinker_server.trainable_model import BaseLanguageModel
 from tests.conftest import saved_model
 from tests.tinker_server.served import Served, serving
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.service import Limits
+from astuner.tinker_server.trainable_model import BaseLanguageModel
 from tests.tinker_server.served import Served, datum, serving, tinker
 
 RNG = random.Random(7)

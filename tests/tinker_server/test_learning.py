@@ -21,7 +21,7 @@ def test_reward_increases(served: Served, client: Any, rank: int, lr: float, los
     rng = random.Random(0)
     params = tinker.SamplingParams(max_tokens=4, temperature=1.0)
     means = []
-    for _ in range(25):
+    for _ in range(18):
         sampling = training.save_weights_and_get_sampling_client().result()
         prompts = [[rng.randrange(500) for _ in range(5)] for _ in range(8)]
         futures = [sampling.sample(tinker.ModelInput.from_ints(prompt), 8, params) for prompt in prompts]

@@ -15,10 +15,8 @@ from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.errors import ModelError
 from astuner.llm_engine.embedded.fast_forward import FastForward
 from astuner.schema import SamplingParams
-from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.checkpoints import CheckpointStore, TrainingRun
-from astuner.tinker_server.errors import TinkerRequestError
-from astuner.tinker_server.http_server import result_response
+from astuner.tinker_server.routes import result_response
 from astuner.tinker_server.sampling import SamplerPool
 from astuner.tinker_server.service import Limits
 from astuner.tinker_server.sessions import (
@@ -31,8 +29,8 @@ from astuner.tinker_server.sessions import (
     Sessions,
     Work,
 )
-from astuner.tinker_server.trainable_model import TrainableModel
-from astuner.tinker_server.wire import LoraSettings
+from astuner.tinker_server.trainable_model import BaseLanguageModel, TrainableModel
+from astuner.tinker_server.wire import LoraSettings, TinkerRequestError
 from tests.tinker_server.served import Served, datum, serving, tinker
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.service import Limits
+from astuner.tinker_server.trainable_model import BaseLanguageModel
 from tests.tinker_server.served import Served, datum, public_pb, serving, tinker
 
 IDS = [1, 2, 3, 4]

@@ -15,10 +15,10 @@ from peft import LoraConfig, get_peft_model
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, POLICY_HEADER
+from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, POLICY_HEADER, TinkerPolicy
 from astuner.backbone.trinity.tinker_service import RemoteTinkerService, checkpoint_folder, save_checkpoint_model
 from astuner.system.localhost import free_port
-from astuner.tinker_server.base_model import BaseLanguageModel
+from astuner.tinker_server.trainable_model import BaseLanguageModel
 from tests.tinker_server.served import Served, datum, logprobs_of, serving, tinker
 
 # `load_state` of the client is deprecated, and still used by training loops.
@@ -232,5 +232,5 @@ def test_capabilities_name_the_extension(served: Served, client: Any, monkeypatc
     assert client._rest_client().get_server_capabilities().result().supported_models
     assert httpx.get(f"{served.url}/api/v1/get_server_capabilities").json()["extensions"] == [POLICY_EXTENSION]
     monkeypatch.setenv("TINKER_API_KEY", "tml-mine")
-    assert RemoteTinkerService.probed(served.url).takes_policy
-    assert not RemoteTinkerService.probed(f"http://127.0.0.1:{free_port()}").takes_policy
+    assert RemoteTinkerService.probed(served.url, TinkerPolicy()).takes_policy
+    assert not RemoteTinkerService.probed(f"http://127.0.0.1:{free_port()}", TinkerPolicy()).takes_policy

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from astuner.llm_engine.embedded.fast_forward import FastForward
 from astuner.tinker_server import sampling as sampling_module
-from astuner.tinker_server.base_model import BaseLanguageModel
 from astuner.tinker_server.service import Limits
+from astuner.tinker_server.trainable_model import BaseLanguageModel
 from tests.tinker_server.served import Served, datum, logprobs_of, public_pb, serving, tinker
 
 RNG = random.Random(2)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.backbone.training.task_files import with_task_files
+from astuner.backbone.training.run_inputs import with_task_files
 from astuner.config.loading import load_config
 from astuner.errors import ConfigError
 from astuner.task_reader import read_tasks

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.backbone.training.task_files import with_task_files
+from astuner.backbone.training.run_inputs import with_task_files
 from astuner.config.data import MixturePart
 from astuner.config.loading import load_config
 from astuner.task_reader import read_tasks

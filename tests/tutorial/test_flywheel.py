@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 
-from astuner.task_sources.tracing import read_traces
+from astuner.task_sources.tracing.reader import read_traces
 from tests.launcher.test_serve import serving
 from tutorial.example_flywheel.flywheel import deploy, served, train
 

@@ -11,8 +11,8 @@ import pytest
 
 pytest.importorskip("gymnasium")
 
-from astuner.config.agent_loop import ContextTrackerConfig
 from astuner.config.loading import load_config
+from astuner.config.workflow import ContextTrackerConfig
 from astuner.env_service import load_environment
 from astuner.schema import LlmCall
 from astuner.workflows.agent_loop.histories import Turn, make_history

@@ -15,7 +15,7 @@ from astuner.config.loading import load_config
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
-from astuner.task_judge.loading import make_judge
+from astuner.task_judge.judge_base import make_judge
 from astuner.task_runner import TaskRunner
 from tutorial.example_learning_to_ask import clinic, prepare_data, prepare_model
 from tutorial.example_learning_to_ask.clinic import RULES, TOPICS, RuleBasedPatient, departments, needed_topics

@@ -21,7 +21,7 @@ from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.plugin import load_object
 from astuner.schema import Episode, LlmCall, SamplingParams, Task, WorkflowTask
-from astuner.task_judge.loading import make_judge
+from astuner.task_judge.judge_base import make_judge
 from astuner.task_runner import TaskRunner
 from tutorial.example_real_model import agents, prepare_model, smollm2, tasks
 from tutorial.tiny_tokenizer import CHAT_TEMPLATE

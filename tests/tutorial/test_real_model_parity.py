@@ -12,7 +12,7 @@ from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Policy
 from astuner.config.model import ModelConfig
-from astuner.config.optimizer import PackMode
+from astuner.config.trainer import PackMode
 from astuner.context_tracker import build_samples
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
@@ -24,7 +24,7 @@ QUESTIONS = ["What is 42 - 25?", "Print 'naïve' 👩‍👩‍👧 in Python.",
 
 async def conversation(engine: EmbeddedEngine, codec: ChatCodec, question: str) -> Sample:
     """Talk for two turns, of which the second extends the first; return the sample."""
-    settings = CallSettings(temperature=1.0, max_tokens=24)
+    settings = CallSettings(temperature=1.0, max_tokens=8)
     tuner = ModelTuner(engine, codec, settings, episode_id=question)
     messages = agents.conversation(question)
     answer = await tuner.chat(messages)
@@ -47,25 +47,31 @@ def largest_difference(policy: Policy, samples: list[Sample], packed: bool) -> f
     return largest
 
 
-@pytest.mark.parametrize("pack", [pytest.param("none", marks=pytest.mark.long), "tree"])
-async def test_engine_and_trainer_agree(pack: PackMode) -> None:
+async def test_engine_and_trainer_agree() -> None:
     if not smollm2.model_folder().exists():
         pytest.skip("the model is not in the cache; python -m tutorial.example_real_model.smollm2 creates it")
     folder = smollm2.model_folder()
     codec = ChatCodec(AutoTokenizer.from_pretrained(folder))
-    policy = Policy(ModelConfig(dtype="float32"), str(folder), torch.device("cpu"), pack)
-    engine = EmbeddedEngine(policy.frozen_copy(), max_model_len=1024, max_num_seqs=3, tokenizer=codec.tokenizer)
+    packs: tuple[PackMode, ...] = ("none", "tree")
+    policies = [Policy(ModelConfig(dtype="float32"), str(folder), torch.device("cpu"), pack) for pack in packs]
+    engine = EmbeddedEngine(policies[0].frozen_copy(), max_model_len=1024, max_num_seqs=3, tokenizer=codec.tokenizer)
+
+    def differences(samples: list[Sample]) -> list[float]:
+        pairs = zip(policies, packs, strict=True)
+        return [largest_difference(policy, samples, pack == "tree") for policy, pack in pairs]
+
     try:
         before = await asyncio.gather(*(conversation(engine, codec, question) for question in QUESTIONS))
         assert engine.stats.reused_tokens > 100  # the second turns, and the common system prompt
-        assert largest_difference(policy, before, pack == "tree") < 1e-3
+        assert max(differences(before)) < 1e-3
 
-        with torch.no_grad():
-            for number, weight in enumerate(policy.trainable()):
-                weight.mul_(1 + 1e-2 * (-1) ** number)
-        assert largest_difference(policy, before, pack == "tree") > 1e-2
-        await asyncio.to_thread(engine.update_weights, policy.full_weights(), 1)
+        for policy in policies:
+            with torch.no_grad():
+                for number, weight in enumerate(policy.trainable()):
+                    weight.mul_(1 + 1e-2 * (-1) ** number)
+        await asyncio.to_thread(engine.update_weights, policies[0].full_weights(), 1)
         after = await asyncio.gather(*(conversation(engine, codec, question) for question in QUESTIONS))
-        assert largest_difference(policy, after, pack == "tree") < 1e-3
+        assert max(differences(after)) < 1e-3
+        assert min(differences(before)) > 1e-2
     finally:
         engine.close()

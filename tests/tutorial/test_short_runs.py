@@ -24,6 +24,7 @@ from tutorial.example_rm_auto_grader import grading_server, writer
 TUTORIAL = Path(__file__).parents[2] / "tutorial"
 SMALL = (
     "rollout.num_repeat=2",
+    "rollout.max_env_worker=2",
     "rollout.max_response_length_in_one_turn=4",
     "rollout.max_model_len=4000",
     "data.train_batch_size=2",

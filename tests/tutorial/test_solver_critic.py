@@ -19,6 +19,7 @@ from tutorial.example_solver_critic.solver_critic import SolverAndCritic
 ROOT = Path(__file__).parents[2]
 SMALL = (
     "rollout.num_repeat=2",
+    "rollout.max_env_worker=2",
     "rollout.max_response_length_in_one_turn=8",
     "data.train_batch_size=2",
     "data.max_prompt_length=200",

@@ -216,6 +216,7 @@ def test_a_run_with_a_random_model(model_folder: Path, tmp_path: Path, monkeypat
         "data.max_prompt_length": 1000,
         "data.max_response_length": 3000,
         "rollout.num_repeat": 2,
+        "rollout.max_env_worker": 2,
         "rollout.max_model_len": 4000,
         "rollout.max_response_length_in_one_turn": 2,
         "task_reader.dataset_file.validation.file_path": "''",

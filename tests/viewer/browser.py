@@ -55,6 +55,32 @@ class Page:
 
 
 @contextmanager
+def leaving(driver: Any) -> Iterator[Any]:
+    """Leave the page after the block, before its server ends, and forget its settings."""
+    driver.get_log("browser")
+    try:
+        yield driver
+    finally:
+        driver.get("about:blank")
+        driver.execute_cdp_cmd("Storage.clearDataForOrigin", {"origin": "*", "storageTypes": "all"})
+        driver.get_log("browser")
+
+
+@contextmanager
+def looking(driver: Any, width: int, height: int, dark: bool = False) -> Iterator[None]:
+    """Give the page another size, and a light or a dark system, during the block."""
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+    driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
+    try:
+        yield
+    finally:
+        driver.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+        driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
+
+
+@contextmanager
 def chromium(width: int = 1280, height: int = 900, dark: bool = False) -> Iterator[Any]:
     """Start a Chromium."""
     options = webdriver.ChromeOptions()

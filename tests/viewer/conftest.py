@@ -16,9 +16,19 @@ from fastapi.testclient import TestClient
 from astuner.system.localhost import listen, local_hosts
 from astuner.viewer.http_server import create_app
 from astuner.viewer.runs import IndexCache, Runs
+from tests.viewer.browser import CHROMIUM, DRIVER, chromium
 from tests.viewer.records import Agents, open_record, write_step
 
 Ask = Callable[..., Any]
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """A Chromium that tests share, because its start takes longer than most of them."""
+    if CHROMIUM is None or DRIVER is None:
+        pytest.skip("no chromium with chromedriver on the PATH: install them to run these")
+    with chromium() as driver:
+        yield driver
 
 
 @pytest.fixture(scope="session")

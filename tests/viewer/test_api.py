@@ -12,7 +12,7 @@ import pytest
 
 from astuner.errors import RecordError
 from astuner.run_record import read_episode, read_index, read_metrics, read_recorded_episode
-from astuner.run_record.run_facts import config_difference
+from astuner.run_record.recorded_run import config_difference
 from astuner.system.localhost import local_hosts
 from astuner.viewer.index import RunIndex, key_of
 from astuner.viewer.runs import Runs

@@ -15,7 +15,7 @@ from astuner.run_record import read_index, read_metrics, read_recorded_episode
 from astuner.run_record.summary import RunSummary
 from astuner.run_record.updates import call_advantages
 from astuner.viewer.index import key_of
-from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.browser import CHROMIUM, DRIVER, Page, leaving, looking
 from tests.viewer.conftest import served
 from tests.viewer.records import Agents, open_record, write_step
 
@@ -26,14 +26,8 @@ FORKED = "train-000002-sum/0-1"
 
 
 @pytest.fixture(scope="module")
-def driver() -> Iterator[Any]:
-    with chromium() as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def page(driver: Any, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with served(runs, tmp_path_factory.mktemp("cache")) as address:
+def page(browser: Any, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with served(runs, tmp_path_factory.mktemp("cache")) as address, leaving(browser) as driver:
         yield Page(driver, address)
 
 
@@ -274,9 +268,9 @@ def test_without_a_tokenizer_ids_are_shown(page: Page, agents: Agents, tmp_path:
 
 
 @pytest.mark.parametrize("dark", [False, True])
-def test_light_and_dark_follow_the_system_and_the_button(runs: Path, tmp_path: Path, dark: bool):
-    with chromium(420, 800, dark) as driver, served(runs, tmp_path) as address:
-        page = Page(driver, address)
+def test_light_and_dark_follow_the_system_and_the_button(browser: Any, runs: Path, tmp_path: Path, dark: bool):
+    with served(runs, tmp_path) as address, leaving(browser), looking(browser, 420, 800, dark):
+        page = Page(browser, address)
         for place in ("runs", "run?run=first", "episodes?run=first", f"episode?run=first&episode={key_of(FORKED)}"):
             page.open(place)
             assert page.run("return document.documentElement.scrollWidth <= innerWidth"), place

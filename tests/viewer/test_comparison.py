@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from astuner.run_record import read_index, read_recorded_episode
 from astuner.run_record.episode_file import EpisodeLabels, RecordedEpisode
 from astuner.schema import LlmCall
-from astuner.viewer.comparison import compare
+from astuner.viewer.comparison import DiffBudget, compare, word_diff
+from astuner.viewer.episode_view import verdict_view
 from astuner.viewer.index import key_of
-from astuner.viewer.verdict import verdict_view
-from astuner.viewer.word_diff import DiffBudget, word_diff
 from tests.viewer.conftest import Ask, client
 from tests.viewer.records import an_episode
 

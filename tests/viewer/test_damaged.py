@@ -18,8 +18,8 @@ from astuner.run_record.updates import SampleUpdate, count_trained_tokens
 from astuner.schema import Episode, Task
 from astuner.viewer.comparison import compare
 from astuner.viewer.episode_view import episode_view, read_episode_at, transcript
+from astuner.viewer.http_server import RequestGuard
 from astuner.viewer.index import key_of
-from astuner.viewer.security import RequestGuard
 from astuner.viewer.token_texts import TokenTexts
 from tests.viewer.conftest import client
 from tests.viewer.records import Agents, open_record, write_step

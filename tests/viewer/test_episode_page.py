@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from selenium.webdriver.common.action_chains import ActionChains
@@ -14,7 +15,7 @@ from selenium.webdriver.support.ui import Select
 
 from astuner.run_record import by_token, entropy_by_token, read_index, read_recorded_episode
 from astuner.viewer.index import key_of
-from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.browser import CHROMIUM, DRIVER, Page, leaving
 from tests.viewer.conftest import served
 
 pytestmark = pytest.mark.skipif(
@@ -25,8 +26,8 @@ FORKED = "train-000002-sum/0-1"
 
 
 @pytest.fixture(scope="module")
-def page(runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with served(runs, tmp_path_factory.mktemp("cache")) as address, chromium() as driver:
+def page(browser: Any, runs: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with served(runs, tmp_path_factory.mktemp("cache")) as address, leaving(browser) as driver:
         yield Page(driver, address)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from astuner.cli.main import astuner
 from astuner.errors import RecordError
 from astuner.run_record import by_token, read_index, read_recorded_episode
-from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.browser import CHROMIUM, DRIVER, Page, leaving
 from tests.viewer.test_hostile import HOSTILE, NAME, assert_harmless, hostile
 
 __all__ = ["hostile"]
@@ -99,11 +100,11 @@ def test_html_needs_an_episode(runs: Path):
 
 
 @pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no chromium with chromedriver on the PATH")
-def test_an_html_file_is_self_contained(runs: Path, hostile: Path, tmp_path: Path):
+def test_an_html_file_is_self_contained(browser: Any, runs: Path, hostile: Path, tmp_path: Path):
     plain, bad = tmp_path / "episode.html", tmp_path / "hostile.html"
     export(runs / "first", "--format", "html", "--episode", "train-000002-sum/0-1", "--out", plain)
     export(hostile / NAME, "--format", "html", "--episode", HOSTILE["script"], "--out", bad)
-    with chromium() as driver:
+    with leaving(browser) as driver:
         page = Page(driver, plain.as_uri())
         page.open("?timeline=2")
         assert page.texts("h1") == ["train-000002-sum/0-1"]

@@ -12,7 +12,7 @@ import pytest
 from astuner.context_tracker import build_samples
 from astuner.schema import Episode, Fork, Judgement, LlmCall, Task
 from astuner.viewer.index import key_of
-from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.browser import Page, leaving
 from tests.viewer.conftest import client, served
 from tests.viewer.records import open_record
 
@@ -91,10 +91,8 @@ def test_the_api_answers(hostile: Path, tmp_path: Path):
 
 
 @pytest.fixture(scope="module")
-def page(hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no chromium with chromedriver on the PATH: install them to run these")
-    with served(hostile, tmp_path_factory.mktemp("cache")) as address, chromium() as driver:
+def page(browser: Any, hostile: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with served(hostile, tmp_path_factory.mktemp("cache")) as address, leaving(browser) as driver:
         yield Page(driver, address)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from selenium.webdriver.common.keys import Keys
 
-from astuner.run_record.run_facts import RunNote, read_note, write_note
-from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from astuner.run_record.recorded_run import RecordedRun, RunNote, write_note
+from tests.viewer.browser import CHROMIUM, DRIVER, Page, leaving
 from tests.viewer.conftest import served
 from tests.viewer.records import Agents, an_episode, open_record, step_metrics, write_step
 
@@ -40,10 +40,9 @@ def folder(agents: Agents, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def page(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    with served(folder, tmp_path_factory.mktemp("cache")) as address, chromium() as driver:
+def page(browser: Any, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with served(folder, tmp_path_factory.mktemp("cache")) as address, leaving(browser) as driver:
         yield Page(driver, address)
-        driver.get("about:blank")
 
 
 def names(page: Page) -> list[str]:
@@ -90,7 +89,7 @@ def test_notes_and_tags_are_edited(page: Page, folder: Path):
     page.element("dialog input[name=tags]").send_keys("to repeat, ports")
     page.element("dialog button[type=submit]").click()
     page.wait(lambda: "the port was in use" in page.texts(".note-text"))
-    assert read_note(folder / "broken") == RunNote(text="the port was in use", tags=("to repeat", "ports"))
+    assert RecordedRun(folder / "broken").note == RunNote(text="the port was in use", tags=("to repeat", "ports"))
     page.open("runs?tag=ports")
     assert names(page) == ["broken"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from astuner.run_record.run_facts import RunNote, read_note
+from astuner.run_record.recorded_run import RecordedRun, RunNote
 from astuner.system.redaction import learn_secrets
 from astuner.viewer import logs
 from tests.viewer.conftest import client
@@ -121,7 +121,7 @@ def test_notes_and_tags_are_written(run: Path):
         assert session.post("/api/note?run=run", json=form, headers=origin).json() == {
             "text": "a note", "tags": ["kept", "x"],
         }  # fmt: skip
-        assert read_note(run) == RunNote(text="a note", tags=("kept", "x"))
+        assert RecordedRun(run).note == RunNote(text="a note", tags=("kept", "x"))
         (row,) = session.get("/api/runs").json()
         assert (row["note"], row["tags"]) == ("a note", ["kept", "x"])
         assert session.post("/api/note?run=other", json=form, headers=origin).status_code == 404
@@ -156,7 +156,7 @@ def test_only_the_page_itself_may_write(run: Path, headers: dict[str, str], body
     with client(run.parent, run.parent) as session:
         content = body if body is not None else '{"text": "a note", "tags": []}'
         assert session.post("/api/note?run=run", content=content, headers=sent).status_code == status
-    assert read_note(run).text == ("a note" if status == 200 else "")
+    assert RecordedRun(run).note.text == ("a note" if status == 200 else "")
 
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "OPTIONS", "POST"])

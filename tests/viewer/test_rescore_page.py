@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from astuner.analysis.rescore import RescoreOptions, rescore
+from astuner.analysis.rescore.command import RescoreOptions, rescore
 from astuner.run_record import find_rescores, read_rescored_episodes
 from astuner.schema import Anomaly
 from astuner.viewer.index import key_of
 from tests.analysis.rescore.records import an_episode, contents, write_run
-from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.browser import CHROMIUM, DRIVER, Page, leaving, looking
 from tests.viewer.conftest import client, served
 
 JUDGE = """
@@ -78,9 +78,9 @@ def test_a_damaged_result_is_left_out(folder: Path, tmp_path: Path):
 
 @pytest.mark.skipif(CHROMIUM is None or DRIVER is None, reason="no chromium with chromedriver on the PATH")
 @pytest.mark.parametrize(("width", "dark"), [(1280, False), (390, True)])
-def test_the_pages_in_a_browser(folder: Path, tmp_path: Path, width: int, dark: bool):
-    with chromium(width, 900, dark) as driver, served(folder, tmp_path) as address:
-        page = Page(driver, address)
+def test_the_pages_in_a_browser(browser: Any, folder: Path, tmp_path: Path, width: int, dark: bool):
+    with served(folder, tmp_path) as address, leaving(browser), looking(browser, width, 900, dark):
+        page = Page(browser, address)
         page.open("run?run=hacked")
         assert _fits(page)
         page.element("#rescores a").click()
@@ -96,7 +96,6 @@ def test_the_pages_in_a_browser(folder: Path, tmp_path: Path, width: int, dark: 
         assert "call 2 of agent critic: repetition: repeats itself (41 times 'la <b>')" in page.text()
         assert "2 degenerate" in page.texts("td")
         assert page.complaints() == []
-        page.driver.get("about:blank")
 
 
 def _fits(page: Page) -> Any:

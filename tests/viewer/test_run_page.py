@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from astuner.run_record import read_index, read_metrics
-from astuner.run_record.intervals import success_interval
-from astuner.run_record.run_facts import read_facts
+from astuner.run_record.metrics import success_interval
+from astuner.run_record.recorded_run import RecordedRun
 from astuner.run_record.summary import RunSummary, ValidationsSummary, ValidationSummary
 from astuner.run_record.verdict import run_verdict
 from astuner.viewer.index import key_of
-from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.browser import Page, leaving
 from tests.viewer.conftest import Ask, client, served
 from tests.viewer.records import open_record
 
@@ -112,7 +112,7 @@ def test_results_are_those_of_the_terminal(asked: Ask, learning: Path) -> None:
     answer = asked("results", run=["good", "bad"])
     good, bad = answer["rows"]
     assert (good["outcome"], bad["outcome"]) == ("learned", "unclear")
-    facts = read_facts(learning / "good")
+    facts = RecordedRun(learning / "good")
     assert tuple(good["verdict"]) == run_verdict(facts.summary, read_metrics(facts.folder)).lines
     assert good["interval"] == pytest.approx(success_interval(0.75, 200))
     assert (good["success_before"], good["success"], good["kl_start"], good["kl_update"]) == (0.25, 0.75, 0.0, 0.005)
@@ -121,10 +121,8 @@ def test_results_are_those_of_the_terminal(asked: Ask, learning: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def page(learning: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no chromium with chromedriver on the PATH: install them to run these")
-    with served(learning, tmp_path_factory.mktemp("cache")) as address, chromium() as driver:
+def page(browser: Any, learning: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with served(learning, tmp_path_factory.mktemp("cache")) as address, leaving(browser) as driver:
         yield Page(driver, address)
 
 

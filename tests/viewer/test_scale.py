@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-import pytest
+from typing import Any
 
 from astuner.viewer.index import key_of
-from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.browser import Page, leaving
 from tests.viewer.conftest import client, served
 from tests.viewer.long_runs import index_row, many_episodes, many_tokens
 
@@ -32,11 +31,9 @@ def test_twenty_thousand_episodes_are_listed_and_filtered(tmp_path: Path):
         assert len(session.get("/api/run?run=long").json()["steps"]) == 40
 
 
-def test_a_hundred_thousand_tokens_scroll(tmp_path: Path):
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no chromium with chromedriver on the PATH: install them to run this")
+def test_a_hundred_thousand_tokens_scroll(browser: Any, tmp_path: Path):
     key = key_of(many_tokens(tmp_path / "long", 100_000, 500))
-    with served(tmp_path, tmp_path) as address, chromium() as driver:
+    with served(tmp_path, tmp_path) as address, leaving(browser) as driver:
         page = Page(driver, address)
         page.open(f"episode?run=long&episode={key}")
         page.wait(lambda: page.all(".tokens .t"))

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from astuner.cli.main import astuner
 from astuner.errors import RecordError
 from astuner.run_record import read_index
+from astuner.viewer.export import STATIC, bundle
 from astuner.viewer.index import key_of
-from astuner.viewer.page_bundle import STATIC, bundle
-from tests.viewer.browser import CHROMIUM, DRIVER, Page, chromium
+from tests.viewer.browser import Page, leaving
 from tests.viewer.test_hostile import NAME, assert_harmless, hostile
 
 __all__ = ["hostile"]
@@ -24,10 +25,8 @@ def export(*arguments: object) -> None:
 
 
 @pytest.fixture
-def page(tmp_path: Path) -> Iterator[Page]:
-    if CHROMIUM is None or DRIVER is None:
-        pytest.skip("no chromium with chromedriver on the PATH: install them to run these")
-    with chromium() as driver:
+def page(browser: Any, tmp_path: Path) -> Iterator[Page]:
+    with leaving(browser) as driver:
         yield Page(driver, (tmp_path / "snapshot/index.html").as_uri())
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from astuner.schema import LlmCall
-from astuner.viewer.token_kinds import template_runs
-from astuner.viewer.trie import Trie
+from astuner.viewer.trie import Trie, template_runs
 
 
 class Counted(dict[int, str]):

@@ -12,7 +12,7 @@ import random
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from astuner.config.agent_loop import ContextTrackerConfig
+from astuner.config.workflow import ContextTrackerConfig
 from astuner.env_service import Environment, load_environment
 from tutorial.example_frozenlake import prepare_model
 from tutorial.example_frozenlake.prepare_model import MOVES, best_moves, board

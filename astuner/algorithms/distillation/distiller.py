@@ -1,29 +1,33 @@
-"""Advantages from a teacher.
+"""Advantages from a teacher, its loading, and its prompts, which may have a hint at the end of the request.
 
 The loss of on-policy distillation is the reverse KL divergence from the model π to the teacher, on text that the model
 has sampled (Agarwal et al., 2023, arXiv:2306.13649; Gu et al., 2023, arXiv:2306.08543). Its estimate at a sampled
-token is log π - log teacher. The negative estimate is an advantage of that token, so every algorithm with a
+token is log π - log teacher. The negative estimate is an advantage for that token, so every algorithm with a
 loss of tokens can train on it ("On-Policy Distillation", Thinking Machines Lab, 2025). The mean over the tokens of
 the step is subtracted as a baseline (Williams, 1992), which reduces the variance of the gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
+import torch
 from loguru import logger
 from numpy.typing import NDArray
 
-from astuner.algorithms.distillation.hints import find_calls, hint_text, prompt_with_hint
-from astuner.algorithms.distillation.teacher import Teacher, TeacherSequence
+from astuner.algorithms.distillation.teachers import ModelTeacher, ServerTeacher, Teacher, TeacherSequence
 from astuner.algorithms.kl import LOG_RATIO_LIMIT
 from astuner.algorithms.training_rows import TrainingRow
-from astuner.config.distillation import DistillationConfig
-from astuner.model_tuner import ChatCodec
-from astuner.schema import Episode
+from astuner.config.algorithm_settings import SELF, TEACHER_KEY, DistillationConfig, is_server
+from astuner.config.root import AstunerConfig
+from astuner.config.services import api_key
+from astuner.errors import ConfigError, ModelError, short_repr
+from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
+from astuner.model_tuner import ChatCodec, load_tokenizer
+from astuner.schema import Episode, LlmCall, Task, TaskSet
 from astuner.system.clock import timestamp
 
 
@@ -43,7 +47,6 @@ class Distiller:
 
     Attributes:
         config: the section `trainer_common.distillation`.
-        teacher: the teacher.
         codec: converts messages to token ids, for hints.
     """
 
@@ -60,7 +63,6 @@ class Distiller:
 
         Args:
             rows: the rows to train, which need the logprobs of the sampler.
-            episodes: the episodes of the step.
 
         Returns:
             The rows, and the metrics: `distillation/kl` is the mean of log π - log teacher over the trained tokens,
@@ -72,7 +74,11 @@ class Distiller:
             ConfigError: the hint has a field that a task does not have.
         """
         started = timestamp()
-        scored, without_hint = self._score(rows, episodes)
+        if self.config.hint is not None:
+            scored, without_hint = self._score_with_hint(self.config.hint, rows, episodes)
+        else:
+            sequences = [TeacherSequence(row.token_ids, row.calls, row.temperatures) for row in rows]
+            scored = [(values, np.ones(len(values), bool)) for values in self.teacher.logprobs(sequences)]
         differences, trained = [], []
         for row, (logprobs, is_scored) in zip(rows, scored, strict=True):
             student = np.asarray(row.old_logprobs if len(row.old_logprobs) else row.logprobs, np.float32)
@@ -99,20 +105,14 @@ class Distiller:
         """Free the teacher's resources."""
         self.teacher.close()
 
-    def _score(
-        self, rows: Sequence[TrainingRow], episodes: Sequence[Episode]
-    ) -> tuple[list[tuple[NDArray[np.float32], NDArray[np.bool_]]], int]:
-        """Return the teacher's logprobs [N] for each row, which of them exist, and how many calls were skipped."""
-        if self.config.hint is not None:
-            return self._score_with_hint(self.config.hint, rows, episodes)
-        sequences = [TeacherSequence(row.token_ids, row.calls, row.temperatures) for row in rows]
-        logprobs = self.teacher.logprobs(sequences)
-        return [(values, np.ones(len(values), bool)) for values in logprobs], 0
-
     def _score_with_hint(
         self, hint: str, rows: Sequence[TrainingRow], episodes: Sequence[Episode]
     ) -> tuple[list[tuple[NDArray[np.float32], NDArray[np.bool_]]], int]:
-        """Score each call with its own prompt, because a hint at the end of one call would be context for the next."""
+        """Score each call with its own prompt, because a hint at the end of one call would be context for the next.
+
+        Returns:
+            The teacher's logprobs [N] for each row, and which of them exist; the number of calls that were skipped.
+        """
         sequences, places = [], []
         scored = [(np.zeros(len(row.token_ids), np.float32), np.zeros(len(row.token_ids), bool)) for row in rows]
         skipped = 0
@@ -134,3 +134,132 @@ class Distiller:
             logprobs[start:end] = values[len(values) - (end - start) :]
             is_scored[start:end] = True
         return scored, skipped
+
+
+def load_distiller(
+    config: AstunerConfig,
+    codec: ChatCodec,
+    tasks: TaskSet | None,
+    *,
+    teacher_path: str | None,
+    device: torch.device,
+    policy: Teacher | None = None,
+) -> Distiller | None:
+    """Return the distiller of a run, or None if it has no teacher.
+
+    Args:
+        codec: the codec of the model in training.
+        tasks: the tasks of the run; the first one shows which fields a hint can have. None if they were checked.
+        teacher_path: the folder of the teacher, if it is one.
+        policy: the model in training, for the teacher `self`.
+
+    Raises:
+        ConfigError: the hint has a field that the tasks do not have, or the variable of the API key is not set.
+        ModelError: the teacher cannot be loaded or reached, or has another tokenizer.
+    """
+    settings = config.trainer_common.distillation
+    if settings.teacher is None:
+        return None
+    if settings.hint is not None and tasks is not None and tasks.training:
+        check_hint(settings.hint, tasks.training[0])
+    max_tokens = config.trainer_common.max_tokens_per_micro_batch
+    teacher: Teacher
+    if settings.teacher == SELF:
+        assert policy is not None
+        teacher = policy
+    elif is_server(settings.teacher):
+        teacher = ServerTeacher.connect(
+            settings.teacher,
+            model=settings.teacher_model,
+            api_key=api_key("trainer_common.distillation.api_key_env", settings.api_key_env),
+            timeout=settings.request_timeout,
+        )
+    else:
+        assert teacher_path is not None
+        _check_tokenizer(codec, teacher_path)
+        model = load_causal_lm(teacher_path, compute_dtype(config.model.dtype, device))
+        teacher = ModelTeacher(model.to(device).eval().requires_grad_(False), max_tokens)
+    return Distiller(settings, teacher, codec)
+
+
+def _check_tokenizer(codec: ChatCodec, path: str) -> None:
+    """Check that a teacher has the token ids of the model in training."""
+    model_ids, teacher_ids = codec.tokenizer.get_vocab(), load_tokenizer(path, TEACHER_KEY).get_vocab()
+    different = sorted(
+        token for token in model_ids.keys() | teacher_ids.keys() if model_ids.get(token) != teacher_ids.get(token)
+    )
+    if different:
+        token = different[0]
+        teacher_id, model_id = (ids.get(token, "no id") for ids in (teacher_ids, model_ids))
+        raise ModelError(
+            f"trainer_common.distillation.teacher {path!r} has another tokenizer than model.path: the ids of "
+            f"{len(different)} of {len(model_ids)} tokens differ, for example that of {short_repr(token)}: "
+            f"{teacher_id} instead of {model_id}; name a teacher of the same model family"
+        )
+
+
+def check_hint(hint: str, task: Task) -> None:
+    """Check that the fields of a hint exist.
+
+    Raises:
+        ConfigError: the task has no such field, or the braces of the hint do not match.
+    """
+    _filled(hint, _task_fields(task) | {"reward": 0.0, "explanation": ""}, task.task_id)
+
+
+def hint_text(hint: str, episode: Episode) -> str:
+    """Return the hint with the values of an episode.
+
+    Raises:
+        ConfigError: the episode's task has no such field.
+    """
+    judgement = episode.judgement
+    outcome = {"reward": episode.reward, "explanation": judgement.explanation if judgement else ""}
+    return _filled(hint, _task_fields(episode.task) | outcome, episode.task.task_id)
+
+
+def prompt_with_hint(codec: ChatCodec, call: LlmCall, text: str) -> tuple[int, ...] | None:
+    """Return a call's prompt ids with a text at the end of its last message.
+
+    The tools of a call are not recorded, so the prompt is not rendered again. The request is rendered without tools,
+    with and without the text, and the part that differs is exchanged at the end of the recorded prompt.
+
+    Returns:
+        The ids; None if the last message is an answer or has no text, or if the recorded prompt ends in another way.
+    """
+    # The last message is the answer; `messages` may be empty if the workflow did not use chat messages.
+    request = list(call.messages[:-1])
+    if not request or request[-1].get("role") == "assistant" or not isinstance(request[-1].get("content"), str):
+        return None
+    hinted = [*request[:-1], {**request[-1], "content": f"{request[-1]['content']}\n\n{text}"}]
+    before, after = codec.render(request, None), codec.render(hinted, None)
+    common = next((index for index, pair in enumerate(zip(before, after, strict=False)) if pair[0] != pair[1]), 0)
+    replaced, tail = before[common:], after[common:]
+    if not replaced or call.prompt_ids[-len(replaced) :] != replaced:
+        return None
+    return (*call.prompt_ids[: -len(replaced)], *tail)
+
+
+def _task_fields(task: Task) -> dict[str, Any]:
+    return {**task.metadata, "task_id": task.task_id, "main_query": task.main_query}
+
+
+def _filled(hint: str, fields: Mapping[str, Any], task_id: str) -> str:
+    try:
+        return hint.format_map(fields)
+    except KeyError as error:
+        raise ConfigError(
+            f"trainer_common.distillation.hint has the field {error.args[0]!r}, which task {task_id} lacks; its "
+            f"fields: {', '.join(sorted(map(str, fields)))}"
+        ) from error
+    except (ValueError, IndexError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"trainer_common.distillation.hint {hint!r} cannot be filled in: {error}; write a field as {{answer}}, and "
+            "a brace as {{ or }}"
+        ) from error
+
+
+def find_calls(episode: Episode, call_ids: Sequence[str]) -> list[LlmCall]:
+    """Return the calls of an episode with the given ids, in their order."""
+    by_id = {call.call_id: call for call in episode.calls}
+    return [by_id[call_id] for call_id in call_ids]

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from astuner.analysis.benchmark.report import draw_curves, draw_results, print_results
+from astuner.analysis.benchmark.report import draw_curves, draw_results, print_results, results_page
 from astuner.analysis.benchmark.results import BenchResult, read_results, result_of, write_result
-from astuner.analysis.benchmark.results_page import results_page
 from astuner.analysis.benchmark.running import RunOutcome, plan_runs, run_suite
 from astuner.analysis.benchmark.suite import load_suite
 from astuner.errors import RecordError
@@ -33,17 +32,9 @@ def bench_suite(
     """Run a suite; write the results, a page and its pictures into `output`, and print the table on stdout.
 
     The records and the page `results.md` lie in `output` itself, the result files in `results/` and the pictures in
-    `plots/`. The page contains all results of `output`, and the table those of the runs.
+    `plots/`. The page contains all results in `output`, and the table those of the runs.
 
-    Args:
-        suite_file: the YAML file of the suite.
-        output: the folder; None for `launcher_record/bench_NAME`.
-        jobs: number of runs at a time.
-        seeds, backbones, entries, overrides: as in `plan_runs`.
-        rerun_outdated: as in `BenchRun.start`.
-
-    Returns:
-        The exit code: 1 if a run failed, otherwise 0.
+    The arguments are those of the command. The exit code is returned: 1 if a run failed, otherwise 0.
 
     Raises:
         ConfigError: the suite or a configuration is invalid.
@@ -80,7 +71,7 @@ def _write_results(folder: Path, outcomes: Sequence[RunOutcome], report: Callabl
         _report_lost_seeds(folder / "results" / f"{result.name}.json", result, report)
         write_result(folder / "results", result)
         draw_curves(folder / "plots" / f"{result.name}.png", result)
-    # Otherwise a comparison would take the result of an earlier call for that of these runs.
+    # Otherwise a comparison would take an earlier call's result for that of these runs.
     for name in dict.fromkeys(f"{outcome.run.entry.name}-{outcome.run.backbone}" for outcome in outcomes):
         stale = folder / "results" / f"{name}.json"
         if name not in [result.name for result in results] and stale.exists():

@@ -8,13 +8,11 @@ from typing import Literal
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from astuner.analysis.benchmark.report import print_table
-from astuner.analysis.benchmark.results import BenchResult
+from astuner.analysis.benchmark.results import BenchResult, changed_versions
 from astuner.analysis.benchmark.statistics import Difference, Measurements, compare_measurements, holm
-from astuner.analysis.benchmark.versions import changed_versions
 from astuner.errors import RecordError
+from astuner.launcher.console import plain_table, print_table
 
 Verdict = Literal["worse", "better", "equal"]
 Measure = Literal["success after", "mean of the curve"]
@@ -29,7 +27,7 @@ class ResultComparison:
 
     Attributes:
         name: entry and backbone; both backbones if they differ.
-        measure: the compared measure: success after training, or the mean height of the validation curve.
+        measure: success after training, or the mean height of the validation curve.
         a, b: means over the seeds.
         difference: the difference and its tests, not adjusted.
         p_worse, p_better: p-values that are adjusted for the number of comparisons.
@@ -157,7 +155,13 @@ def _pairs(a: Sequence[BenchResult], b: Sequence[BenchResult]) -> _Pairs:
                 found.missing.append(f"{_seeds(failed)} of B failed in {name}")
             if first.failed_seeds:
                 found.notes.append(f"{name}: {_seeds(first.failed_seeds)} of A failed")
-            found.notes += [f"{name}: {line}" for line in _differences(first, second)]
+            if first.backbone == second.backbone and first.command != second.command:
+                commands = f"\n  A: {first.command}\n  B: {second.command}"
+                found.notes.append(f"{name}: the commands differ:{commands}")
+            if first.model != second.model:
+                found.notes.append(f"{name}: the starting model of A is {first.model}, that of B {second.model}")
+            if changed := changed_versions(first.versions, second.versions):
+                found.notes.append(f"{name}: versions, A → B: {', '.join(changed)}")
     return found
 
 
@@ -172,11 +176,7 @@ def _seeds(numbers: Sequence[int]) -> str:
 def _chosen_parts(
     sides: Sequence[BenchResult], until: int | None, *, common_seeds: bool
 ) -> tuple[BenchResult, BenchResult]:
-    """Return the compared steps and seeds of two results.
-
-    Raises:
-        RecordError: If there are none.
-    """
+    """Return the compared steps and seeds of two results; `RecordError` if there are none."""
     first, second = sides
     if common_seeds:
         numbers = {seed.seed for seed in first.seeds} & {seed.seed for seed in second.seeds}
@@ -211,17 +211,6 @@ def _comparable(
     return values[0], values[1], difference
 
 
-def _differences(a: BenchResult, b: BenchResult) -> list[str]:
-    """Return a line for each difference in command, starting model and versions."""
-    lines = []
-    if a.backbone == b.backbone and a.command != b.command:
-        lines.append(f"the commands differ:\n  A: {a.command}\n  B: {b.command}")
-    if a.model != b.model:
-        lines.append(f"the starting model of A is {a.model}, that of B {b.model}")
-    changed = changed_versions(a.versions, b.versions)
-    return [*lines, f"versions, A → B: {', '.join(changed)}"] if changed else lines
-
-
 def _measurements(result: BenchResult, measure: Measure) -> Measurements:
     """Return a measure by seed with the variance that its validation episodes give it."""
     if measure == "success after":
@@ -250,7 +239,7 @@ def _variance(rate: float, episodes: int | None) -> float:
 
 def print_comparison(console: Console, comparison: BenchComparison) -> None:
     """Print a comparison as a table, the notes, and the verdict."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = plain_table()
     table.add_column("entry", overflow="fold")
     table.add_column("measure", no_wrap=True)
     for name in ("A", "B", "difference", "p"):

@@ -1,10 +1,10 @@
-"""A benchmark's result files: one JSON file per suite entry and backbone, made from its runs' records."""
+"""A benchmark's result files, one per suite entry and backbone, made from its runs' records; and the runs' versions."""
 
 from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -23,18 +23,87 @@ from pydantic import (
 
 from astuner.analysis.benchmark.statistics import bootstrap_interval, curve_mean
 from astuner.analysis.benchmark.suite import SuiteEntry, describe_problems
-from astuner.analysis.benchmark.versions import recorded_versions
 from astuner.errors import RecordError
+from astuner.installer.env_dir import EnvDir
+from astuner.installer.reexec import missing_packages
 from astuner.run_record.files import write_atomically
+from astuner.run_record.folder import current_environment
 from astuner.run_record.metrics import read_metrics
-from astuner.run_record.run_facts import read_facts
-from astuner.run_record.summary import TokensSummary, ValidationSummary
+from astuner.run_record.recorded_run import RecordedRun, environments_of
+from astuner.run_record.summary import TokensSummary
 from astuner.system.redaction import redact
 
 _ROUNDING = 0.001
-"""Largest error of `mean_gain` in a file, so that files of other programs can contain rounded numbers."""
+"""Largest error of `mean_gain` in a file, so that other programs' files can contain rounded numbers."""
 
 Rate = Annotated[float, Field(ge=0, le=1)]
+
+
+Versions = Mapping[str, str | list[str]]
+"""Version by name; a list if there are several."""
+
+_MACHINE = ("machine", "processor", "cpus")
+"""Names that describe the machine. Results of different machines differ only by rounding."""
+
+
+def recorded_versions(records: Sequence[Path]) -> dict[str, str | list[str]]:
+    """Return the versions under which runs were recorded."""
+    collected: dict[str, dict[str, None]] = {}
+    for folder in records:
+        for environment in environments_of(folder):
+            for name, value in _versions(environment).items():
+                collected.setdefault(name, {})[value] = None
+    return {name: next(iter(values)) if len(values) == 1 else [*values] for name, values in collected.items()}
+
+
+def outdated_versions(record: Path, backbone: str) -> list[str]:
+    """Return the versions in a run's record that differ from those for a run that starts now, as `NAME OLD → NEW`.
+
+    Names that the record does not contain are left out, and so is the machine.
+    """
+    recorded = {name: value for name, value in recorded_versions([record]).items() if name not in _MACHINE}
+    now = _current_versions(backbone)
+    return changed_versions(recorded, {name: now[name] for name in recorded if name in now}) if now else []
+
+
+def changed_versions(a: Versions, b: Versions) -> list[str]:
+    """Return the versions that differ, as `NAME A → B`."""
+    return [
+        f"{name} {_text(a.get(name))} → {_text(b.get(name))}"
+        for name in sorted(a.keys() | b.keys())
+        if a.get(name) != b.get(name)
+    ]
+
+
+def _text(version: str | Iterable[str] | None) -> str:
+    return version if isinstance(version, str) else " and ".join(version or ["absent"])
+
+
+def _current_versions(backbone: str) -> dict[str, str]:
+    """Return the versions of a run that starts now; {} if the backbone's own environment is not installed."""
+    if not missing_packages(backbone):
+        return _versions(current_environment())
+    env_dir = EnvDir.of(backbone)
+    manifest = env_dir.manifest()
+    if manifest is None:
+        return {}
+    packages = [str(folder) for folder in env_dir.folder.glob("lib/python*/site-packages")]
+    return _versions(current_environment(packages) | {"python": manifest.python})
+
+
+def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
+    git = environment.get("git") or {}
+    revision = f"{git['revision'][:12]}{' with changes' if git.get('dirty') else ''}" if git.get("revision") else None
+    named = {
+        "astuner": environment.get("astuner"),
+        "revision": revision,
+        "python": environment.get("python"),
+        **environment.get("packages", {}),
+        "machine": environment.get("machine"),
+        "processor": environment.get("processor"),
+        "cpus": environment.get("cpus"),
+    }
+    return {name: str(value) for name, value in named.items() if value is not None}
 
 
 class _Part(BaseModel):
@@ -51,7 +120,7 @@ class SeedResult(_Part):
     after: Rate
     """Success rate of the tuned model on the held-out tasks."""
     seconds: NonNegativeFloat
-    """Seconds from the start of the process to the end of the run, with those of the processes before a resume."""
+    """Seconds from the process's start to the run's end, with those of the processes before a resume."""
     steps: NonNegativeInt | None = None
     """Training steps; None if they are not known. `astuner bench` writes this field and the following ones."""
     episodes: NonNegativeInt | None = None
@@ -61,7 +130,7 @@ class SeedResult(_Part):
     curve: tuple[tuple[NonNegativeInt, Rate], ...] = ()
     """Step and success rate of each validation, by ascending step; () if they are not known."""
     sources: dict[str, tuple[Rate, Rate]] = {}
-    """Success before and after on the tasks of each reader of a mixture; omitted from the file without a mixture."""
+    """Success before and after on each mixture reader's tasks; omitted from the file without a mixture."""
 
     @model_serializer(mode="wrap")
     def _omit_empty(self, default: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -115,7 +184,7 @@ class BenchResult(_Part):
     ci95: tuple[float, float] | None
     """Bootstrap interval of the mean gain; None for one seed."""
     sources: dict[str, SourceGain] = {}
-    """The gain on the tasks of each reader of a mixture; omitted from the file without a mixture."""
+    """The gain on each mixture reader's tasks; omitted from the file without a mixture."""
     note: str = ""
     """Remark on the measurement, written by hand."""
 
@@ -143,7 +212,7 @@ class BenchResult(_Part):
     def until(self, step: int) -> BenchResult:
         """Return the result of the first steps: with the curves up to a step, and the success there as that after.
 
-        The learning rate of these steps must not depend on the total number of steps. Seconds and tokens remain those
+        These steps' learning rate must not depend on the total number of steps. Seconds and tokens remain those
         of the whole runs. The result has no `sources`.
 
         Raises:
@@ -161,11 +230,7 @@ class BenchResult(_Part):
         return self.model_copy(update={"seeds": tuple(seeds), **_statistics(seeds)})
 
     def of_seeds(self, numbers: Collection[int]) -> BenchResult:
-        """Return the result for some of the seeds.
-
-        Raises:
-            RecordError: If there is no result of a seed.
-        """
+        """Return the result for some of the seeds; `RecordError` if one has no result."""
         seeds = [result for result in self.seeds if result.seed in numbers]
         if missing := sorted({*numbers} - {result.seed for result in seeds}):
             raise RecordError(f"{self.name} has no result of the seeds {', '.join(map(str, missing))}")
@@ -229,13 +294,7 @@ def _source_gains(seeds: Sequence[SeedResult]) -> dict[str, SourceGain]:
 def result_of(
     entry: SuiteEntry, backbone: str, records: dict[int, Path], failed_seeds: Sequence[int] = ()
 ) -> BenchResult | None:
-    """Return the result of an entry on a backbone; None without a finished run.
-
-    Args:
-        entry: the entry of the suite.
-        backbone: the backbone.
-        records: the folders of the finished runs by seed.
-        failed_seeds: seeds whose run failed.
+    """Return an entry's result on a backbone from the folders of finished runs by seed; None without a finished run.
 
     Raises:
         RecordError: If a record has no validation before and after training.
@@ -243,7 +302,7 @@ def result_of(
     if not records:
         return None
     seeds = [read_seed(folder, seed) for seed, folder in records.items()]
-    facts = [read_facts(folder) for folder in records.values()]
+    facts = [RecordedRun(folder) for folder in records.values()]
     date = f"{datetime.fromtimestamp(max(run.started for run in facts), UTC):%Y-%m-%d}"
     versions = recorded_versions([*records.values()])
     return bench_result(entry, backbone, facts[0].model or "", versions, seeds, failed_seeds, date)
@@ -255,13 +314,27 @@ def read_seed(folder: Path, seed: int) -> SeedResult:
     Raises:
         RecordError: If the run is not finished, or has no validation before and after training.
     """
-    summary = read_facts(folder).summary
+    summary = RecordedRun(folder).summary
     if summary is None:
         raise RecordError(f"{folder} has no summary, because the run has not finished; run it again to finish it")
     before, after = summary.validation.before, summary.validation.after
-    ends = [_measured(folder, word, end) for word, end in (("before", before), ("after", after))]
+    ends: list[tuple[float, int]] = []
+    for word, end in (("before", before), ("after", after)):
+        if end is None or end.success_rate is None:
+            raise RecordError(
+                f"{folder} has no success rate {word} training; a benchmark needs validation tasks and "
+                "astuner.trainer_common.val_before_train=True"
+            )
+        ends.append((end.success_rate, end.episodes))
     rows = [row for row in read_metrics(folder, lambda _: None) if row.metrics.get("val/success_rate") is not None]
     curve = {row.step: row.metrics["val/success_rate"] or 0.0 for row in rows}
+    # The first and the last validation's success rates, by mixture reader.
+    prefix = "val/success_rate/"
+    sources = {
+        name.removeprefix(prefix): (round(first, 9), round(last, 9))
+        for name, first in (rows[0].metrics if rows else {}).items()
+        if name.startswith(prefix) and first is not None and (last := rows[-1].metrics.get(name)) is not None
+    }
     return SeedResult(
         seed=seed,
         before=round(ends[0][0], 9),
@@ -271,35 +344,12 @@ def read_seed(folder: Path, seed: int) -> SeedResult:
         episodes=ends[1][1],
         tokens=summary.tokens,
         curve=tuple((step, round(rate, 9)) for step, rate in sorted(curve.items())),
-        sources=_ends_by_source([row.metrics for row in rows]),
+        sources=sources,
     )
 
 
-def _ends_by_source(validations: Sequence[Mapping[str, float | None]]) -> dict[str, tuple[float, float]]:
-    """Return the first and the last validation's success rates, by mixture reader."""
-    prefix = "val/success_rate/"
-    return {
-        name.removeprefix(prefix): (round(first, 9), round(last, 9))
-        for name, first in (validations[0] if validations else {}).items()
-        if name.startswith(prefix) and first is not None and (last := validations[-1].get(name)) is not None
-    }
-
-
-def _measured(folder: Path, word: str, end: ValidationSummary | None) -> tuple[float, int]:
-    if end is None or end.success_rate is None:
-        raise RecordError(
-            f"{folder} has no success rate {word} training; a benchmark needs validation tasks and "
-            "astuner.trainer_common.val_before_train=True"
-        )
-    return end.success_rate, end.episodes
-
-
 def write_result(folder: Path, result: BenchResult) -> Path:
-    """Write the file of a result into `folder`, and return its path.
-
-    Raises:
-        RecordError: If it cannot be written.
-    """
+    """Write a result's file into `folder`, and return its path; `RecordError` if that fails."""
     path = folder / f"{result.name}.json"
     text = json.dumps(result.model_dump(mode="json"), indent=1)
     write_atomically(path, _on_one_line(text).encode() + b"\n")

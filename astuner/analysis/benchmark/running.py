@@ -6,21 +6,19 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
 
 from loguru import logger
 
-from astuner.analysis.benchmark.results import SeedResult, read_seed
+from astuner.analysis.benchmark.results import SeedResult, outdated_versions, read_seed
 from astuner.analysis.benchmark.suite import Suite, SuiteEntry
-from astuner.analysis.benchmark.versions import outdated_versions
-from astuner.config.backbone_choice import BackboneChoice
 from astuner.config.data import MixturePart, TaskReaderConfig
-from astuner.config.loading import load_config, resolve_names
+from astuner.config.loading import BackboneChoice, load_config, resolve_names
 from astuner.config.section import BackboneName
-from astuner.config.to_yaml import to_yaml
+from astuner.config.yaml_file import to_yaml
 from astuner.errors import ConfigError, InstallError, RecordError
 from astuner.installer.reexec import check_environment
 from astuner.launcher.resume import can_resume, recorded_changes
@@ -53,14 +51,7 @@ Start = Literal["new", "kept", "resumed", "restarted", "outdated"]
 
 @dataclass(frozen=True, slots=True)
 class BenchRun:
-    """One run of a suite.
-
-    Attributes:
-        entry: the entry of the suite.
-        backbone: the backbone.
-        seed: the seed.
-        records: the folder in which the run's record lies.
-    """
+    """One run of a suite. Its record lies in the folder `records`."""
 
     entry: SuiteEntry
     backbone: str
@@ -97,8 +88,7 @@ class BenchRun:
     def start(self, *, rerun_outdated: bool = False) -> Start:
         """Return how the run starts, from the contents of its folder. The log reports the reason and the changed keys.
 
-        Args:
-            rerun_outdated: whether a run whose record has other versions than a run that starts now begins again.
+        With `rerun_outdated`, a run whose record has other versions than a run that starts now begins again.
 
         Raises:
             ConfigError: its configuration is invalid, or has no validation before training.
@@ -107,7 +97,7 @@ class BenchRun:
             loaded = load_config(Path(self.entry.conf), self.overrides, self.backbone)
             config = resolve_names(loaded.config, loaded.path, self.records)
         except ConfigError as error:
-            # The overrides of the suite are on the command line of the run.
+            # The suite's overrides are on the command line of the run.
             raise ConfigError(f"the command of {self.name} is not valid: {error}") from error
         if not config.astuner.trainer_common.val_before_train:
             raise ConfigError(
@@ -127,7 +117,7 @@ class BenchRun:
         config_yaml, config_dir = to_yaml(config, redacted=True), loaded.path.absolute().parent
         changes = recorded_changes(self.folder, config_yaml, config_dir)
         is_same = changes is not None and all(change.key in _IGNORED for change in changes)
-        if is_same and _has_result(self):
+        if is_same and _outcome(self, "kept", 0).result is not None:
             return "kept"
         return "resumed" if can_resume(self.folder, config_yaml, config_dir) else "restarted"
 
@@ -150,14 +140,7 @@ def _has_validation(reader: TaskReaderConfig | MixturePart) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class RunOutcome:
-    """The end of a run.
-
-    Attributes:
-        run: the run.
-        start: how the run started.
-        result: the numbers of the run; None if it failed.
-        failure: why the run failed; None if it finished.
-    """
+    """The end of a run: its numbers (`result`), or why it failed."""
 
     run: BenchRun
     start: Start
@@ -177,9 +160,8 @@ def plan_runs(
     """Return the runs of a suite: by entry, backbone and seed.
 
     Args:
-        suite: the suite.
-        records: folder of the records.
-        seeds: number of seeds of each entry, from 1; None for those of the suite.
+        suite: the suite, whose records lie in the folder `records`.
+        seeds: number of seeds for each entry, from 1; None for those of the suite.
         backbones: the backbones of the runs, without those that an entry excludes; those of the entries if empty.
         entries: only the runs of these; all if empty.
         overrides: `KEY=VALUE` for all runs, after those of the entries.
@@ -195,7 +177,13 @@ def plan_runs(
         if entries and entry.name not in entries:
             continue
         chosen = entry.model_copy(update={"overrides": (*entry.overrides, *overrides)})
-        _check_overrides(chosen)
+        options = {**_OPTIONS, entry.seed_key: "--seeds, or `seeds` of the entry"}
+        for override in chosen.overrides:
+            if option := options.get(override.partition("=")[0].strip().lstrip("+~")):
+                raise ConfigError(
+                    f"the override {override!r} of the entry {entry.name!r} sets a key that differs between the runs "
+                    f"of `astuner bench`; use {option} instead"
+                )
         numbers = entry.seeds if seeds is None else range(1, seeds + 1)
         possible = entry.backbones or tuple(backbones) or ("local",)
         if excluded := [backbone for backbone in backbones if backbone not in possible]:
@@ -217,16 +205,6 @@ def plan_runs(
     return runs
 
 
-def _check_overrides(entry: SuiteEntry) -> None:
-    options = {**_OPTIONS, entry.seed_key: "--seeds, or `seeds` of the entry"}
-    for override in entry.overrides:
-        if option := options.get(override.partition("=")[0].strip().lstrip("+~")):
-            raise ConfigError(
-                f"the override {override!r} of the entry {entry.name!r} sets a key that differs between the runs of "
-                f"`astuner bench`; use {option} instead"
-            )
-
-
 def run_suite(
     runs: Sequence[BenchRun], jobs: int, report: Callable[[str], None], *, rerun_outdated: bool = False
 ) -> list[RunOutcome]:
@@ -236,11 +214,7 @@ def run_suite(
     the next call resumes them from their checkpoints. The log reports kept and resumed runs whose record has other
     versions than a run that starts now.
 
-    Args:
-        runs: the runs.
-        jobs: number of runs at a time.
-        report: called with one line for each start and end of a run.
-        rerun_outdated: as in `BenchRun.start`.
+    `report` is called with one line for each start and end of a run. For `rerun_outdated`, see `BenchRun.start`.
 
     Raises:
         ConfigError: a configuration is invalid; no run has started then.
@@ -270,8 +244,12 @@ def run_suite(
                 run = waiting.pop(0)
                 report(f"{run.name}: {_BEGINNINGS[starts[run.name]]}; its output is in {run.log}")
                 active[run.name] = (run, _launch(run, starts[run.name]), time.monotonic())
-            for run, process, started in _ended(active):
-                outcome = _outcome(run, starts[run.name], process.exit_code or 0)
+            for run, process, started in [*active.values()]:
+                if process.exit_code is None:
+                    continue
+                process.end()
+                del active[run.name]
+                outcome = _outcome(run, starts[run.name], process.exit_code)
                 outcomes[run.name] = outcome
                 seconds = time.monotonic() - started
                 report(f"[{len(outcomes)}/{count}] {run.name}: {_ending(outcome)} ({seconds:.0f} s)")
@@ -318,38 +296,17 @@ def _launch(run: BenchRun, start: Start) -> GuardedProcess:
         return GuardedProcess(command, Path.cwd(), os.environ, output=log, grace=_GRACE_SECONDS)
 
 
-def _ended(
-    active: dict[str, tuple[BenchRun, GuardedProcess, float]],
-) -> Iterator[tuple[BenchRun, GuardedProcess, float]]:
-    for name, (run, process, started) in [*active.items()]:
-        if process.exit_code is not None:
-            process.end()
-            del active[name]
-            yield run, process, started
-
-
 def _outcome(run: BenchRun, start: Start, exit_code: int) -> RunOutcome:
     if exit_code:
-        return RunOutcome(run, start, None, f"exit code {exit_code}{_last_error(run.log)}; its output is in {run.log}")
+        # The last command's error message, of which the first line is reported.
+        output = run.log.read_text(errors="replace").rpartition("\n$ astuner ")[2]
+        errors = [f", {line}" for line in output.splitlines() if line.startswith("error: ")]
+        message = f"exit code {exit_code}{''.join(errors[-1:])}; its output is in {run.log}"
+        return RunOutcome(run, start, None, message)
     try:
         return RunOutcome(run, start, read_seed(run.folder, run.seed))
     except RecordError as error:
         return RunOutcome(run, start, None, str(error))
-
-
-def _last_error(log: Path) -> str:
-    """Return the first line of the error message with which a log's last command ended; "" without one."""
-    output = log.read_text(errors="replace").rpartition("\n$ astuner ")[2]
-    lines = [line for line in output.splitlines() if line.startswith("error: ")]
-    return f", {lines[-1]}" if lines else ""
-
-
-def _has_result(run: BenchRun) -> bool:
-    try:
-        read_seed(run.folder, run.seed)
-    except RecordError:
-        return False
-    return True
 
 
 def _ending(outcome: RunOutcome) -> str:

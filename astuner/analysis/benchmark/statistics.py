@@ -10,7 +10,7 @@ import numpy as np
 
 _RESAMPLES = 10_000
 BOOTSTRAP_SEED = 20
-"""Seed of the generator of the bootstrap. It is fixed, so that equal results have equal intervals."""
+"""Seed of the bootstrap's generator. It is fixed, so that equal results have equal intervals."""
 
 
 def bootstrap_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -20,9 +20,6 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float] | None:
     is in B. Efron and R. Tibshirani, "An Introduction to the Bootstrap" (1993), chapter 13. The 10,000 resamples are
     drawn with numpy's default generator and the seed `BOOTSTRAP_SEED`. With few values, the interval is somewhat too
     narrow.
-
-    Args:
-        values: one value per seed.
     """
     if len(values) < 2:
         return None
@@ -36,10 +33,7 @@ def bootstrap_interval(values: Sequence[float]) -> tuple[float, float] | None:
 def curve_mean(curve: Sequence[tuple[int, float]]) -> float | None:
     """Return the mean height of a validation curve: its area by the trapezoidal rule, divided by its steps.
 
-    None without a point between the first and the last, because such a curve contains only its two ends.
-
-    Args:
-        curve: (step, success rate) by ascending step.
+    The curve has (step, success rate) by ascending step. None if it has only its two ends.
     """
     if len(curve) < 3:
         return None
@@ -49,12 +43,7 @@ def curve_mean(curve: Sequence[tuple[int, float]]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Measurements:
-    """One measure of a result, by seed.
-
-    Attributes:
-        values: the value of each seed.
-        sampling_variance: variance that the finite number of validation episodes gives to a value.
-    """
+    """A result's values for one measure, by seed, and the variance due to the finite number of validation episodes."""
 
     values: Mapping[int, float]
     sampling_variance: float
@@ -65,7 +54,7 @@ class Difference:
     """The difference of a measure between two results, B minus A.
 
     Attributes:
-        difference: mean of B minus mean of A.
+        difference: B's mean minus A's.
         paired: whether the values were paired by seed.
         p_worse: probability of a mean at least this much lower if A and B are equal.
         p_better: probability of a mean at least this much higher if A and B are equal.
@@ -87,9 +76,6 @@ def compare_measurements(a: Measurements, b: Measurements) -> Difference | None:
 
     A variance over three seeds is sometimes close to zero by chance. The variance of a difference is therefore at least
     the validation episodes' sampling variance.
-
-    Args:
-        a, b: the measure in both results.
     """
     if min(len(a.values), len(b.values)) < 2:
         return None

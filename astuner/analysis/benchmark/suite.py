@@ -14,7 +14,7 @@ from astuner.errors import ConfigError, did_you_mean, short_repr
 
 BACKBONES = ("local", "verl", "trinity")
 MAX_SEEDS = 1000
-"""Maximum number of seeds of an entry."""
+"""Maximum number of an entry's seeds."""
 _MAX_PROBLEMS = 5
 
 
@@ -131,12 +131,9 @@ _EXPECTED = {
 
 
 def describe_problems(error: ValidationError, model: type[BaseModel], whole: str) -> str:
-    """Return a line for each problem in a file, with its place; at most five problems.
+    """Return a line for each problem in a file of type `model`, with its place, where `whole` names the whole file.
 
-    Args:
-        error: the error of the validation.
-        model: the model of the whole file.
-        whole: name of the place that is the whole file.
+    At most five problems are described.
     """
     problems = error.errors(include_url=False)
     places = [problem["loc"] for problem in problems]
@@ -154,7 +151,11 @@ def describe_problems(error: ValidationError, model: type[BaseModel], whole: str
 def _describe(problem: ErrorDetails, model: type[BaseModel]) -> str:
     place, given = problem["loc"], problem["input"]
     if problem["type"] == "extra_forbidden":
-        keys = _keys_next_to(place, model)
+        for part in place[:-1]:
+            if field := model.model_fields.get(str(part)):
+                types = (field.annotation, *get_args(field.annotation))
+                model = next((type_ for type_ in types if isclass(type_) and issubclass(type_, BaseModel)), model)
+        keys = list(model.model_fields)
         return "unknown key; " + (did_you_mean(place[-1], keys) or f"the keys are {', '.join(keys)}")
     if expected := _EXPECTED.get(problem["type"]):
         return f"{short_repr(given)}; {expected}" if isinstance(given, str | int | float) else expected
@@ -164,15 +165,6 @@ def _describe(problem: ErrorDetails, model: type[BaseModel]) -> str:
     if text.startswith("Input should be ") and isinstance(given, str | int | float | None):
         return f"{short_repr(given)}; expected {text.removeprefix('Input should be ')}"
     return text
-
-
-def _keys_next_to(place: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
-    """Return the keys of the mapping that contains `place`, a place in a file that follows `model`."""
-    for part in place[:-1]:
-        if field := model.model_fields.get(str(part)):
-            types = (field.annotation, *get_args(field.annotation))
-            model = next((type_ for type_ in types if isclass(type_) and issubclass(type_, BaseModel)), model)
-    return list(model.model_fields)
 
 
 def _find(conf: str, suite: Path) -> Path:

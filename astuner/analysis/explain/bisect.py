@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -15,24 +15,15 @@ from rich.text import Text
 from astuner.errors import short_repr
 from astuner.run_record.episode_file import RecordedEpisode, read_recorded_episode
 from astuner.run_record.episodes import EpisodeEntry, read_index
-from astuner.run_record.lookup import find_run
 from astuner.run_record.metrics import read_metrics
-from astuner.run_record.run_facts import config_difference
+from astuner.run_record.recorded_run import config_difference, find_run
 from astuner.run_record.updates import by_token, entropy_by_token
-from astuner.schema import LlmCall, Split
+from astuner.schema import Split
 
 DifferenceKind = Literal[
-    "task order",
-    "episode",
-    "prompt",
-    "token",
-    "logprob",
-    "reward",
-    "advantage",
-    "trainer logprob",
-    "gradient",
+    "task order", "episode", "prompt", "token", "logprob", "reward", "advantage", "trainer logprob", "gradient",
     "metric",
-]
+]  # fmt: skip
 # They name a run, and nothing depends on them.
 _NAMES_OF_RUNS = {"astuner.experiment_name", "astuner.experiment_dir", "astuner.project_name"}
 # The second of several mini-batches depends on them, so they come before the trainer's logprobs.
@@ -56,7 +47,7 @@ class FirstDifference:
         first, second: the values of the two runs.
         split: `train` or `val`; None for a metric.
         task_id, episode_id: the task and the episode, if the difference is in one.
-        call: the number of the LLM call in its episode, from 1; for values of an update, the number of the sample.
+        call: the number of the LLM call in its episode, from 1; for an update's values, the number of the sample.
         position: the index of the token in the prompt, in the completion, or in the sample, from 0.
     """
 
@@ -105,11 +96,7 @@ class RunDifference:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """Compares values; numbers are equal if they differ by `tolerance` at most.
-
-    Attributes:
-        tolerance: absolute; 0 requires equal bits.
-    """
+    """Compares values; numbers are equal if they differ by `tolerance` at most."""
 
     tolerance: float = 0.0
 
@@ -132,12 +119,10 @@ class _Comparison:
 def find_difference(first: Path, second: Path, tolerance: float = 0.0) -> RunDifference:
     """Return the configuration keys in which two runs differ, and the first difference in their records.
 
-    The order is that in which a run computes: for each step its tasks, the tokens of its episodes, their rewards and
+    The order is that in which a run computes: for each step its tasks, its episodes' tokens, their rewards and
     advantages, the learning rate, the trainer's logprobs and the other metrics of the update. Times are not compared.
 
-    Args:
-        first, second: the folders of the runs.
-        tolerance: the largest absolute difference of numbers that counts as none.
+    The largest absolute difference of numbers that counts as none is `tolerance`.
 
     Raises:
         RecordError: a record cannot be read.
@@ -151,18 +136,21 @@ def find_difference(first: Path, second: Path, tolerance: float = 0.0) -> RunDif
     return RunDifference(keys, next(walk.differences(), None), walk.common_steps)
 
 
-@dataclass
 class _Walk:
     """Goes through two runs' records in the order of their computation."""
 
-    folders: tuple[Path, Path]
-    compare: _Comparison
-    _entries: tuple[dict[_Step, list[EpisodeEntry]], ...] = field(init=False)
-    _metrics: tuple[dict[int, dict[str, float | None]], ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._entries = tuple(_by_step(folder) for folder in self.folders)
-        self._metrics = tuple(_metrics_by_step(folder) for folder in self.folders)
+    def __init__(self, folders: tuple[Path, Path], compare: _Comparison) -> None:
+        self.folders = folders
+        self.compare = compare
+        # Of each run, the episodes by step and split, and the metrics by step, without times.
+        self._entries: list[dict[_Step, list[EpisodeEntry]]] = [{}, {}]
+        self._metrics: list[dict[int, dict[str, float | None]]] = [{}, {}]
+        for folder, entries, metrics in zip(folders, self._entries, self._metrics, strict=True):
+            for entry in read_index(folder):
+                entries.setdefault((entry.step, entry.split), []).append(entry)
+            for row in read_metrics(folder):
+                untimed = {name: value for name, value in row.metrics.items() if not name.startswith("time/")}
+                metrics.setdefault(row.step, {}).update(untimed)
 
     @property
     def common_steps(self) -> int:
@@ -183,8 +171,9 @@ class _Walk:
 
     def _of_metrics(self, step: int, selected: Callable[[str], bool]) -> Iterator[FirstDifference]:
         first, second = (each.get(step, {}) for each in self._metrics)
-        names = sorted({*first, *second}, key=lambda name: (_metric_rank(name), name))
-        for name in filter(selected, names):
+        names = {*first, *second}
+        ordered = [*(name for name in _FIRST_METRICS if name in names), *sorted(names - {*_FIRST_METRICS})]
+        for name in filter(selected, ordered):
             values = first.get(name, "missing"), second.get(name, "missing")
             if not self.compare.equal(*values):
                 yield FirstDifference("gradient" if name == "grad_norm" else "metric", step, name, *values)
@@ -209,7 +198,9 @@ class _Walk:
         if split == "train":
             yield from self._of_metrics(step, lambda name: name in _UPDATE_INPUTS)
         for pair in pairs:
-            yield from self._of_trainer(pair, step)
+            for number, columns in enumerate(_update_columns(pair), 1):
+                for values in columns[1:]:
+                    yield from self._of_sequence(pair, step, "trainer logprob", number, *values)
 
     def _of_tokens(self, pair: _Pair, step: int) -> Iterator[FirstDifference]:
         calls = [recorded.episode.calls for recorded in pair]
@@ -221,7 +212,8 @@ class _Walk:
             ]
             for kind, first, second in fields:
                 yield from self._of_sequence(pair, step, kind, number, first, second)
-            for name, values in _call_settings(a, b).items():
+            for name in ("sampling", "policy_version", "agent_name", "trained"):
+                values = getattr(a, name), getattr(b, name)
                 if not self.compare.equal(*values):
                     yield _in(pair, step, "episode", name, *values, call=number)
         if len(calls[0]) != len(calls[1]):
@@ -249,11 +241,6 @@ class _Walk:
         for number, columns in enumerate(_update_columns(pair), 1):
             yield from self._of_sequence(pair, step, "advantage", number, *columns[0])
 
-    def _of_trainer(self, pair: _Pair, step: int) -> Iterator[FirstDifference]:
-        for number, columns in enumerate(_update_columns(pair), 1):
-            for first, second in columns[1:]:
-                yield from self._of_sequence(pair, step, "trainer logprob", number, first, second)
-
     def _of_sequence(
         self, pair: _Pair, step: int, kind: DifferenceKind, number: int, a: Sequence[object], b: Sequence[object]
     ) -> Iterator[FirstDifference]:
@@ -280,54 +267,22 @@ def _in(
     )
 
 
-def _call_settings(a: LlmCall, b: LlmCall) -> Mapping[str, tuple[object, object]]:
-    names = ("sampling", "policy_version", "agent_name", "trained")
-    return {name: (getattr(a, name), getattr(b, name)) for name in names}
-
-
 _Columns = tuple[tuple[Sequence[object], Sequence[object]], ...]
 
 
 def _update_columns(pair: _Pair) -> Iterator[_Columns]:
-    """Yield, for each sample, the advantages, the trainer's logprobs and the entropies of its tokens in both runs."""
-    for (sample, update), (other, other_update) in zip(*map(_samples, pair), strict=False):
+    """Yield, for each sample, its tokens' advantages, trainer logprobs and entropies in both runs."""
+    samples = [zip(recorded.episode.samples, recorded.updates, strict=False) for recorded in pair]
+    for (sample, update), (other, other_update) in zip(*samples, strict=False):
         first, second = by_token(sample, update), by_token(other, other_update)
         entropies = entropy_by_token(sample, update), entropy_by_token(other, other_update)
         yield (first[0], second[0]), (first[1], second[1]), entropies
 
 
-def _samples(recorded: RecordedEpisode) -> list[tuple[object, ...]]:
-    return list(zip(recorded.episode.samples, recorded.updates, strict=False))
-
-
-def _by_step(folder: Path) -> dict[_Step, list[EpisodeEntry]]:
-    steps: dict[_Step, list[EpisodeEntry]] = {}
-    for entry in read_index(folder):
-        steps.setdefault((entry.step, entry.split), []).append(entry)
-    return steps
-
-
-def _metrics_by_step(folder: Path) -> dict[int, dict[str, float | None]]:
-    steps: dict[int, dict[str, float | None]] = {}
-    for row in read_metrics(folder):
-        untimed = {name: value for name, value in row.metrics.items() if not name.startswith("time/")}
-        steps.setdefault(row.step, {}).update(untimed)
-    return steps
-
-
-def _metric_rank(name: str) -> int:
-    return _FIRST_METRICS.index(name) if name in _FIRST_METRICS else len(_FIRST_METRICS)
-
-
 def bisect(first: str, second: str, exp_dir: Path, console: Console, *, tolerance: float, as_json: bool) -> bool:
     """Print the first difference between two runs, and return whether they are equal.
 
-    Args:
-        first, second: the runs' folders, or their names under `exp_dir`.
-        exp_dir: folder of the runs.
-        console: where the result is printed.
-        tolerance: the largest absolute difference of numbers that counts as none.
-        as_json: print one JSON object.
+    The runs are folders, or names under `exp_dir`. For `tolerance`, see `find_difference`.
 
     Raises:
         RecordError: there is no such run, or its record cannot be read.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from astuner.analysis.explain.run import token_saving
 from astuner.context_tracker import certificate, count_tokens, encode_ids, shared_prefix_length
-from astuner.diagnostics import fix_for, fixes_for
+from astuner.diagnostics.prompt_checks import fix_for, fixes_for
 from astuner.run_record.episode_file import RecordedEpisode
 from astuner.run_record.episodes import EpisodeEntry
 from astuner.run_record.updates import call_advantages
@@ -37,7 +37,7 @@ class CallExplanation:
         call_id, agent_name, target_tag, trained, reward, finish_reason, policy_version: As in `astuner.schema.LlmCall`.
         prompt_tokens, completion_tokens: Lengths; None if token ids are withheld.
         seconds: Duration of the call.
-        extends: Number of the longest earlier call whose prompt and completion start the prompt of this call.
+        extends: Number of the longest earlier call whose prompt and completion start this call's prompt.
         shared_tokens: Length of the longest prefix that the prompt shares with an earlier call; None if withheld.
         fork: Why the call does not extend the call that it should extend.
         timeline: Number of the sample that trains the call, or None.

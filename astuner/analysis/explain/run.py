@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from astuner.context_tracker import certificate
-from astuner.diagnostics import fixes_for
+from astuner.diagnostics.prompt_checks import fixes_for
 from astuner.run_record.episode_file import RecordedEpisode, read_recorded_episode
 from astuner.run_record.episodes import EpisodeEntry
 from astuner.run_record.findings import FindingSummary, read_findings, summarise_findings
@@ -108,11 +108,7 @@ class RunExplanation:
 def explain_run(folder: Path, split: Split, entries: Iterable[EpisodeEntry], *, certify: bool) -> RunExplanation:
     """Return the explanation of a run. Episodes are read one after the other to limit the memory.
 
-    Args:
-        folder: The run's folder.
-        split: Split of `entries`.
-        entries: The episodes.
-        certify: Whether to read every trained episode for the certificate; otherwise the index is sufficient.
+    With `certify`, every trained episode is read for the certificate; otherwise the index is sufficient.
 
     Raises:
         RecordError: If an episode's file cannot be read.

@@ -1,9 +1,10 @@
-"""The command: judges the episodes of a run, writes the comparison, and prints it."""
+"""`astuner rescore`: judges a run's episodes, writes the comparison, and prints it."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,43 +14,51 @@ from typing import Any
 
 import yaml
 from loguru import logger
+from rich.console import Console
+from rich.markup import escape
 from rich.progress import Progress
+from rich.table import Table
 
 from astuner.algorithms import resolve
-from astuner.analysis.rescore.audit import RewardPair, audit_rewards
-from astuner.analysis.rescore.comparison import compare, reward_correlation, with_held_out
+from astuner.analysis.rescore.comparison import (
+    RewardPair,
+    audit_rewards,
+    compare,
+    mean,
+    reward_correlation,
+    with_held_out,
+)
 from astuner.analysis.rescore.judging import JudgedEpisode, has_output, judge_episodes
-from astuner.analysis.rescore.text import print_rescore
 from astuner.config.data import TaskJudgeConfig
-from astuner.config.problems import raise_problems
 from astuner.config.root import AstunerConfig
-from astuner.config.validation import validate
-from astuner.errors import JudgeError, RecordError
-from astuner.launcher.console import make_console
+from astuner.config.validation import raise_problems, validate
+from astuner.errors import JudgeError, RecordError, shorten
+from astuner.launcher.console import facts_table, make_console, plain_table
 from astuner.run_record.episodes import EpisodeEntry, read_index
-from astuner.run_record.lookup import find_run
-from astuner.run_record.rescores import Rescore, RescoredEpisode, RewardAudit, create_rescore_folder, write_rescore
+from astuner.run_record.recorded_run import find_run
+from astuner.run_record.rescores import (
+    Rescore,
+    RescoredEpisode,
+    RescoredStep,
+    RewardAudit,
+    create_rescore_folder,
+    write_rescore,
+)
 from astuner.schema import Split
-from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.loading import make_judge
+from astuner.task_judge.judge_base import BaseJudge, make_judge
 
 _RECORDED = "recorded"
+_MAX_ROWS = 20
+_MAX_EPISODES = 10
 
 
 @dataclass(frozen=True, slots=True)
 class RescoreOptions:
-    """The options of `astuner rescore`.
+    """The options of `astuner rescore`, as in its help.
 
     Attributes:
         judges: The new judge, and a held-out judge for the audit, as `package.module->Class`.
-        params, held_out_params: Their parameters.
-        audit: Whether to audit the rewards. With one judge, it is the held-out judge of the recorded rewards.
-        step: Only judge the episodes of this step.
-        split: Only judge the episodes of this split; by default `train` if there are training episodes, else `val`.
-        timeout: Time limit of a judge for an episode, in seconds; None for `task_judge.timeout` of the run.
-        jobs: Number of episodes that are judged at the same time.
-        output: Folder of the result; by default a new one beside the run's folder.
-        as_json: Print one JSON object.
+        timeout: Seconds that a judge may take for an episode; None for `task_judge.timeout` of the run.
     """
 
     judges: tuple[str, ...]
@@ -67,13 +76,7 @@ class RescoreOptions:
 def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
     """Score a run's episodes with another judge, write the comparison of the rewards, and print it on stdout.
 
-    Args:
-        run: The run's folder, or its name under `exp_dir`.
-        exp_dir: Folder of the runs.
-        options: The judges and the selection of the episodes.
-
-    Returns:
-        The folder of the result.
+    The run is a folder, or a name under `exp_dir`. The result's folder is returned.
 
     Raises:
         RecordError: If there is no such run or episode, or the record cannot be read, or the result not be written.
@@ -83,7 +86,11 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
     folder = find_run(run, exp_dir)
     config = _recorded_config(folder)
     algorithm = resolve(config.trainer_common.algorithm)
-    judges = _judges(config.task_judge, options)
+    params = _params(config.task_judge, options)
+    judges = [
+        make_judge(path, config.task_judge, given, (Path.cwd(),), setting="--judge")
+        for path, given in zip(options.judges, params, strict=True)
+    ]
     selected = _select(folder, options.step, options.split)
     if algorithm.rule is None:
         raise RecordError(f"the run in {folder} is supervised training, which has no rewards")
@@ -91,7 +98,9 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
     if not entries:
         raise RecordError(f"the workflows of all {len(selected)} episodes failed, so there is nothing to judge")
     timeout = options.timeout or config.task_judge.timeout
-    judged, seconds = _judge(folder, entries, judges[0], timeout, options.jobs, _keeps_tokens(config))
+    # Punishments of long answers need the tokens.
+    keep_tokens = config.trainer_common.algorithm.overlong_buffer_length > 0
+    judged, seconds = _judge(folder, entries, judges[0], timeout, options.jobs, keep_tokens)
     steps, rows = compare(config, algorithm, judged)
     asked = [row for row, each in zip(rows, judged, strict=True) if each.was_asked]
     unscored = [row for row in asked if row.reward is None]
@@ -102,7 +111,7 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
     result = Rescore(
         run=str(folder.absolute()),
         judge=options.judges[0],
-        params=_params(config.task_judge, options.judges[0], options.params),
+        params=params[0],
         algorithm=algorithm.name,
         episodes=len(asked),
         changed=sum(row.is_changed for row in rows),
@@ -141,17 +150,12 @@ def _recorded_config(folder: Path) -> AstunerConfig:
     return config.astuner
 
 
-def _judges(config: TaskJudgeConfig, options: RescoreOptions) -> list[BaseJudge]:
-    params = (options.params, options.held_out_params)
+def _params(config: TaskJudgeConfig, options: RescoreOptions) -> list[Mapping[str, Any]]:
+    """Return each judge's parameters. The run's own judge keeps its parameters, unless they are given."""
     return [
-        make_judge(path, config, _params(config, path, given), (Path.cwd(),), setting="--judge")
-        for path, given in zip(options.judges, params, strict=False)
+        {**(config.params if path == config.judge_protocol else {}), **given}
+        for path, given in zip(options.judges, (options.params, options.held_out_params), strict=False)
     ]
-
-
-def _params(config: TaskJudgeConfig, path: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of a judge. The run's own judge keeps its parameters, unless they are given."""
-    return {**(config.params if path == config.judge_protocol else {}), **given}
 
 
 def _select(folder: Path, step: int | None, split: Split | None) -> list[EpisodeEntry]:
@@ -195,11 +199,6 @@ def _judge(
     return judged, seconds
 
 
-def _keeps_tokens(config: AstunerConfig) -> bool:
-    """Return whether the advantages depend on the lengths of the answers."""
-    return config.trainer_common.algorithm.overlong_buffer_length > 0
-
-
 def _audit(rows: Sequence[RescoredEpisode], options: RescoreOptions) -> RewardAudit:
     two = len(options.judges) > 1
     names = (options.judges[0], options.judges[1]) if two else (_RECORDED, options.judges[0])
@@ -222,3 +221,82 @@ def _show(result: Rescore, output: Path, *, as_json: bool) -> None:
         console.print(json.dumps(values), markup=False, soft_wrap=True)
     else:
         print_rescore(console, result, output)
+
+
+def print_rescore(console: Console, rescore: Rescore, folder: Path) -> None:
+    """Print the comparison between a run's rewards and another judge's."""
+    console.print(f"[bold]{escape(rescore.run)}[/], judged by {escape(rescore.judge)}", soft_wrap=True)
+    console.print()
+    facts = facts_table()
+    facts.add_row("episodes", f"{rescore.episodes:,} judged, {rescore.episodes_per_second:,.0f} per second")
+    if rescore.skipped:
+        facts.add_row("", f"{rescore.skipped:,} not judged: their workflow failed")
+    if rescore.kept:
+        facts.add_row("", f"{rescore.kept:,} not judged: they have the reward for degenerate output")
+    if rescore.unscored:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in rescore.errors.items())
+        facts.add_row("unscored", escape(f"{rescore.unscored:,} ({kinds}): {shorten(rescore.first_error or '', 300)}"))
+    facts.add_row("rewards", f"{rescore.changed:,} changed; Kendall's tau {_number(rescore.kendall_tau)}")
+    facts.add_row("advantages", f"{rescore.sign_flips:,} with the other sign ({rescore.algorithm})")
+    facts.add_row(
+        "gradients", f"{rescore.steps_with_other_gradient:,} of {len(rescore.steps):,} steps would have differed"
+    )
+    console.print(facts)
+    console.print()
+    console.print(_steps_table(rescore.steps))
+    if rescore.audit is not None:
+        _print_audit(console, rescore.audit)
+    console.print()
+    console.print(f"written to {escape(str(folder))}; astuner view shows it", soft_wrap=True)
+
+
+def _steps_table(steps: Sequence[RescoredStep]) -> Table:
+    """Return a table with one row per step, or per range of steps for a long run."""
+    table = plain_table("step", "episodes", "reward", "new", "changed", "flips", "tau", "similarity", "gradient")
+    size = math.ceil(len(steps) / _MAX_ROWS)
+    for first in range(0, len(steps), size):
+        part = steps[first : first + size]
+        differing = sum(step.gradient_differs for step in part)
+        table.add_row(
+            str(part[0].step) if len(part) == 1 else f"{part[0].step}–{part[-1].step}",
+            f"{sum(step.episodes for step in part):,}",
+            _number(mean([step.reward_before for step in part])),
+            _number(mean([step.reward for step in part])),
+            f"{sum(step.changed for step in part):,}",
+            f"{sum(step.sign_flips for step in part):,}",
+            _number(mean([step.kendall_tau for step in part])),
+            _number(mean([step.similarity for step in part])),
+            ("differs" if differing else "same") if len(part) == 1 else f"{differing} differ",
+        )
+    return table
+
+
+def _print_audit(console: Console, audit: RewardAudit) -> None:
+    console.print()
+    verdict = "[bold red]diverges[/]" if audit.diverges else "does not diverge"
+    console.print(
+        f"[bold]audit[/]  the reward of {escape(audit.judge)} {verdict} from that of {escape(audit.held_out)}",
+        soft_wrap=True,
+    )
+    trends = f"trend {_number(audit.trend)} and {_number(audit.held_out_trend)}"
+    console.print(
+        f"  {audit.episodes:,} episodes, Kendall's tau {_number(audit.kendall_tau)}, {trends}", soft_wrap=True
+    )
+    for step in audit.diverging_steps[:_MAX_EPISODES]:
+        console.print(
+            f"  step {step.step}: reward {step.reward_before:.3f} → {step.reward:.3f}, held-out "
+            f"{step.held_out_before:.3f} → {step.held_out:.3f}"
+        )
+    if audit.disagreements:
+        table = plain_table("step", "reward", "held-out")
+        table.add_column("episodes with most disagreement", overflow="fold")
+        for row in audit.disagreements[:_MAX_EPISODES]:
+            table.add_row(
+                str(row.step), f"{row.reward:.3f}", f"{row.held_out_reward:.3f}", escape(shorten(row.episode_id))
+            )
+        console.print()
+        console.print(table)
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"

@@ -6,22 +6,122 @@ import asyncio
 import gc
 import inspect
 import itertools
+import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from astuner.errors import EpisodeError, JudgeError, JudgeUnavailableError, UnjudgedError, UnscoredError, message_of
+import orjson
+
+from astuner.errors import (
+    EpisodeError,
+    JudgeError,
+    JudgeUnavailableError,
+    RecordError,
+    UnjudgedError,
+    UnscoredError,
+    message_of,
+    short_repr,
+)
+from astuner.run_record.episode_file import unfold_calls
 from astuner.run_record.episodes import EpisodeEntry
-from astuner.run_record.judge_inputs import JudgeInput, read_judge_inputs
-from astuner.schema import Episode, Judgement, WorkflowOutput, WorkflowTask
+from astuner.run_record.jsonable import decode
+from astuner.schema import Episode, Judgement, LlmCall, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.batch_scoring import score_batch
 from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
 from astuner.task_judge.scoring import score, score_group
-from astuner.task_runner.rewards import judged_reward, mean_reward, with_rewards
+from astuner.task_runner.groups import judged_reward, mean_reward, with_rewards
 
 # Episodes that are in memory at the same time.
 _CHUNK = 512
+
+
+class RecordedOutput(WorkflowOutput):
+    """The output of a recorded workflow. Its calls are decoded when they are first read, as most judges do not."""
+
+    __slots__ = ("_calls",)
+    _calls: tuple[LlmCall, ...] | Callable[[], tuple[LlmCall, ...]]
+
+    @property
+    def calls(self) -> tuple[LlmCall, ...]:
+        """The episode's LLM calls, in order of completion."""
+        calls = self._calls
+        if not isinstance(calls, tuple):
+            self._calls = calls = calls()
+        return calls
+
+    @calls.setter
+    def calls(self, calls: tuple[LlmCall, ...] | Callable[[], tuple[LlmCall, ...]]) -> None:
+        self._calls = calls
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeInput:
+    """A recorded episode, as its judge saw it.
+
+    Attributes:
+        task: The task and the episode's identity; the environment and the seed are not recorded.
+        agent_rewards: The recorded rewards by agent.
+        call_rows: The recorded id, agent, reward and training of each call, in order.
+        has_anomaly: Whether degenerate output gave the episode its reward.
+    """
+
+    entry: EpisodeEntry
+    task: WorkflowTask
+    output: RecordedOutput
+    agent_rewards: Mapping[str, float]
+    call_rows: Sequence[LlmCall]
+    has_anomaly: bool
+
+
+def read_judge_inputs(folder: Path, entries: Iterable[EpisodeEntry]) -> Iterator[JudgeInput]:
+    """Yield a judge's inputs for a run's episodes, one after the other to limit the memory.
+
+    Token ids, messages and samples are not decoded, so that this is about ten times as fast as `read_episode`.
+
+    Raises:
+        RecordError: If an episode's file cannot be read.
+    """
+    for entry in entries:
+        path = folder / entry.path
+        try:
+            data = path.read_bytes()
+            try:
+                document = orjson.loads(data)
+            except orjson.JSONDecodeError:  # for example a lone surrogate, which the standard library accepts
+                document = json.loads(data)
+            yield _judge_input(entry, document["episode"])
+        except OSError as error:
+            raise RecordError(f"cannot read the episode {path}: {error.strerror or error}") from error
+        except RecordError as error:
+            raise RecordError(f"{path}: {error}") from error
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
+            raise RecordError(f"{path} contains no complete episode: {short_repr(error)}") from error
+
+
+def _judge_input(entry: EpisodeEntry, row: dict[str, Any]) -> JudgeInput:
+    rows = row["calls"]
+
+    def decode_calls() -> tuple[LlmCall, ...]:
+        unfold_calls(rows)
+        return tuple(decode(LlmCall, call) for call in rows)
+
+    output = RecordedOutput(metadata=row.get("metadata") or {}, log_metrics=row.get("log_metrics") or {})
+    output.calls = decode_calls
+    task = WorkflowTask(
+        decode(Task, row["task"]), entry.episode_id, entry.repeat_index, is_validation=entry.split == "val"
+    )
+    agent_rewards = row.get("agent_rewards") or {}
+    call_rows = [
+        LlmCall(
+            call["call_id"], "", (), (), (), "stop",
+            agent_name=call.get("agent_name") or "", trained=bool(call.get("trained", True)), reward=call.get("reward"),
+        )
+        for call in rows
+    ]  # fmt: skip
+    return JudgeInput(entry, task, output, agent_rewards, call_rows, bool(row.get("anomaly")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +129,6 @@ class JudgedEpisode:
     """A recorded episode and its new reward.
 
     Attributes:
-        entry: The episode's line in the index.
         before, after: The episode with its recorded and its new rewards. They have the ids, agents and rewards of the
             calls, and neither messages nor tokens.
         judgement: The result of the judge; None if it was not asked, or failed.
@@ -66,10 +165,8 @@ def judge_episodes(
     """Judge episodes of a run, `jobs` at a time. The record is only read.
 
     Args:
-        folder: The run's folder.
-        entries: Episodes with an output (see `has_output`).
-        judge: The judge.
-        timeout: Time limit of the judge for an episode, in seconds.
+        folder, entries: The run's folder, and episodes with an output (see `has_output`).
+        timeout: Seconds that the judge may take for an episode.
         jobs: Number of episodes that are judged at the same time.
         on_judged: Called with the number of episodes after each part.
         keep_tokens: Whether the calls of `JudgedEpisode` have their tokens, for length punishments.
@@ -144,7 +241,7 @@ def _next_chunk(chunks: Iterator[list[JudgeInput]]) -> list[JudgeInput]:
     """Read the next part of the episodes; return [] at the end.
 
     The garbage collector is paused. Parsed JSON has no cycles, and the collector would take half of the time, as it
-    visits all lists of token ids again and again.
+    visits all token id lists again and again.
     """
     was_enabled = gc.isenabled()
     gc.disable()

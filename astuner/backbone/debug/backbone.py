@@ -7,21 +7,20 @@ from collections.abc import Iterator, Mapping
 
 from loguru import logger
 
-from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext, StartedRay
 from astuner.backbone.episode_workers.rollout import make_rollout
-from astuner.backbone.ray_cluster.started import StartedRay
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.run_state import RunState
 from astuner.backbone.training.session import dry_run, write_summary
 from astuner.config.keys import KeyPath
-from astuner.config.root import AstunerConfig, RunConfig, asks_for_vllm_server, goes_without_vllm, starts_vllm
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.services import api_key
 from astuner.doors import through_door
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.schema import Episode
-from astuner.task_rollout import Split
+from astuner.llm_engine.vllm_server.installation import asks_for_vllm_server, goes_without_vllm, starts_vllm
+from astuner.schema import Episode, Split
 
 
 class DebugBackbone:

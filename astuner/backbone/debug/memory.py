@@ -5,15 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from astuner.backbone.base import MemoryEstimate
-from astuner.backbone.memory.estimate import (
-    BatchShape,
-    engine_parts,
-    model_shape,
-    process_estimate,
-    process_parts,
-)
+from astuner.backbone.memory.estimate import BatchShape, engine_parts, model_shape, process_estimate, process_parts
 from astuner.backbone.training.run_inputs import RunInputs
-from astuner.config.root import AstunerConfig, starts_vllm
+from astuner.config.root import AstunerConfig
+from astuner.llm_engine.vllm_server.installation import starts_vllm
 
 
 def estimate_memory(config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:

@@ -10,29 +10,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import importlib
 import json
 import os
 import pickle
+import pkgutil
+import shutil
 import signal
 import socket
 import struct
 import sys
-import tempfile
 import threading
+import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import psutil
 from loguru import logger
 
-import astuner
-from astuner.backbone.episode_workers.worker import AgentJob
+from astuner.backbone.episode_workers.messages import AgentJob
 from astuner.debugging.deadlines import CLOCK_THREAD
 from astuner.errors import BackboneError
 from astuner.model_tuner import ChatCodec
+from astuner.system import forking
 from astuner.system.forking import ForkingServer, name_process
+from astuner.system.paths import python_path
+from astuner.system.process_tree import (
+    GRACE_SECONDS,
+    adopt_orphans,
+    child_pids,
+    end_processes,
+    find_process,
+    with_descendants,
+)
 from astuner.system.redaction.redactor import stop_listening
 
 # They wait nearly always, and a fork starts them again when it needs them.
@@ -40,20 +49,16 @@ _WAITING_THREADS = {CLOCK_THREAD, "tqdm_monitor"}
 SERVER_NAME = "astuner-forks"
 """Name of the fork server's process."""
 _REQUEST = struct.Struct("!i")
+# The streams of the main process, of which a fork has a copy. Their end would write its text a second time.
+_streams: list[Any] = []
 # Seconds that workers have to exit after the main process has ended. The remaining ones are then killed.
-_END_SECONDS = 3.0
+_END_SECONDS = GRACE_SECONDS + 3.0
 _EXIT_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class ForkServerJob:
-    """Settings of the fork server.
-
-    Attributes:
-        agent: the inputs of its workers.
-        sys_path: `sys.path` of the main process.
-        preload: modules to import before the first fork.
-    """
+    """Settings of the fork server. It imports `preload` (see `imported_packages`) before the first fork."""
 
     agent: AgentJob
     sys_path: tuple[str, ...]
@@ -61,15 +66,23 @@ class ForkServerJob:
 
 
 def main() -> None:
-    """Serve requests until the main process closes the socket or ends. The job is pickled on stdin."""
-    data = sys.stdin.buffer.read()
-    if data:  # otherwise the main process has ended
-        from astuner.model_tuner import load_tokenizer
+    """Serve requests until the main process closes the socket or ends.
 
-        job: ForkServerJob = pickle.loads(data)
-        sys.path[:] = job.sys_path
-        codec = ChatCodec(load_tokenizer(job.agent.model_path), job.agent.config.model.renderer)
-        _serve(job, codec, os.getppid(), socket.socket(fileno=int(sys.argv[1])), int(sys.argv[2]))
+    The job is pickled on stdin. Stdout is the socket, whose first message has the other descriptors.
+    """
+    from astuner.model_tuner import load_tokenizer
+
+    requests = socket.socket(fileno=os.dup(1))
+    _, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
+    if not descriptors:
+        return  # the main process has ended
+    replies, stdout = descriptors
+    os.dup2(stdout, 1)
+    os.close(stdout)
+    job: ForkServerJob = pickle.loads(sys.stdin.buffer.read())
+    sys.path[:] = job.sys_path
+    codec = ChatCodec(load_tokenizer(job.agent.model_path), job.agent.config.model.renderer)
+    _serve(job, codec, os.getppid(), requests, replies)
 
 
 def _serve(job: ForkServerJob, codec: ChatCodec, launcher: int, requests: socket.socket, replies: int) -> None:
@@ -78,11 +91,14 @@ def _serve(job: ForkServerJob, codec: ChatCodec, launcher: int, requests: socket
     os.dup2(sys.stdin.fileno(), 0)
     for name in job.preload:
         with contextlib.suppress(Exception):  # the worker that imports the agent reports it
-            importlib.import_module(name)
+            pkgutil.resolve_name(name)
     name_process(SERVER_NAME)
     server = _Server(job, codec, requests, replies, launcher)
     server.serve()
+    if job.agent.limits is not None:  # first, because this process may be killed; the main one removes it, too
+        shutil.rmtree(job.agent.limits, ignore_errors=True)
     server.end_workers(_END_SECONDS)
+    server.end_orphans()
 
 
 class _Server(ForkingServer):
@@ -92,6 +108,13 @@ class _Server(ForkingServer):
         self._job = job
         self._codec = codec
         self._replies = replies
+        # Until when the processes that lost workers have left have to end.
+        self._orphans: dict[psutil.Process, float] = {}
+        adopt_orphans()
+        # Here, because the main process does not need what runs episodes, and the workers share it.
+        from astuner.backbone.episode_workers.process import serve
+
+        self._run_worker = serve
         super().__init__(requests, launcher)
 
     def handle_request(self) -> None:
@@ -104,17 +127,43 @@ class _Server(ForkingServer):
         connection, crash_file = descriptors
         pid = self.fork()
         if pid == 0:
-            from astuner.backbone.episode_workers.process import serve
-
             os.close(self._replies)
-            serve(self._job.agent, self._codec, connection, crash_file)
+            self._run_worker(self._job.agent, self._codec, connection, crash_file)
         os.close(connection)
         os.close(crash_file)
         self._send(started=number, pid=pid)
 
     def worker_ended(self, pid: int, code: int) -> None:
-        """Tell the main process how the worker has ended."""
+        """Tell the main process how the worker has ended, and end the processes that its episode has left."""
         self._send(ended=pid, code=code)
+        self._terminate_left()
+
+    def tick(self) -> None:
+        """Kill the processes that have not ended in time, and those that they have started."""
+        late = [process for process, end in self._orphans.items() if time.monotonic() >= end]
+        for process in with_descendants(late):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        for process in late:
+            del self._orphans[process]
+        if late:
+            self._terminate_left()
+
+    def _terminate_left(self) -> None:
+        for process in self._left():
+            if process not in self._orphans:
+                self._orphans[process] = time.monotonic() + GRACE_SECONDS
+                with contextlib.suppress(psutil.Error):
+                    process.terminate()
+
+    def end_orphans(self) -> None:
+        """End the processes that workers have left."""
+        end_processes(self._left, GRACE_SECONDS)
+
+    def _left(self) -> set[psutil.Process]:
+        """Return the running processes that workers have left, which this process has adopted."""
+        orphans = [find_process(pid) for pid in child_pids(os.getpid()) if pid not in self.workers]
+        return with_descendants(filter(None, orphans))
 
     def _send(self, **message: int) -> None:
         with contextlib.suppress(OSError):  # the main process has ended
@@ -155,46 +204,56 @@ def _become_server(requests: int, replies: int) -> None:
         signal.signal(number, signal.SIG_DFL)
     stop_listening()
     logger.remove()
-    logger.add(sys.stderr, diagnose=False)
+    # The streams may have other descriptors than the standard ones, or contain text that is not yet written.
+    for fd, name in ((1, "stdout"), (2, "stderr")):
+        if (stream := getattr(sys, name)) is not None:
+            _streams.append(stream)
+            opened = open(fd, "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115 stays open
+            setattr(sys, name, opened)
+    if sys.stderr is not None:
+        logger.add(sys.stderr, diagnose=False)
     # The threads of its earlier operations do not exist here. Workers share the processors.
     torch: Any = sys.modules.get("torch")
     if torch is not None:
         torch.set_num_threads(1)
 
 
-def _spawned(job: ForkServerJob, requests: socket.socket, replies: int) -> int:
-    package = str(Path(astuner.__file__).parents[1])
-    python_path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
-    with tempfile.TemporaryFile() as file:
-        file.write(pickle.dumps(job))
-        file.seek(0)
-        for descriptor in (requests.fileno(), replies):
-            os.set_inheritable(descriptor, True)
-        return os.posix_spawn(
+def _spawned(job: ForkServerJob, requests: socket.socket) -> int:
+    job_end, own_end = os.pipe()
+    try:
+        pid = os.posix_spawn(
             sys.executable,
-            (sys.executable, "-P", "-m", __name__, str(requests.fileno()), str(replies)),
-            {**os.environ, "PYTHONPATH": python_path},
-            file_actions=[(os.POSIX_SPAWN_DUP2, file.fileno(), 0)],
+            (*forking.interpreter, __file__),
+            {**os.environ, "PYTHONPATH": python_path()},
+            file_actions=[(os.POSIX_SPAWN_DUP2, job_end, 0), (os.POSIX_SPAWN_DUP2, requests.fileno(), 1)],
             setsid=True,  # as in `_become_server`
         )
+    finally:
+        os.close(job_end)
+    # The process reads the job after its imports, and this one continues meanwhile.
+    threading.Thread(target=_write, args=(own_end, pickle.dumps(job)), name="job", daemon=True).start()
+    return pid
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    with contextlib.suppress(BrokenPipeError), os.fdopen(descriptor, "wb") as file:  # the process may have ended
+        file.write(data)
 
 
 class ForkServer:
     """The main process's handle of the fork server. Used on one event loop."""
 
-    def __init__(self, job: ForkServerJob, codec: ChatCodec) -> None:
-        """Start the process.
-
-        Args:
-            job: its settings.
-            codec: the codec of the run's model.
-        """
+    def __init__(self, job: ForkServerJob, codec: ChatCodec | None) -> None:
+        """Start the process: a fork of this one if possible, which needs the `codec` for the run's model."""
         self._requests, requests = socket.socketpair()
         replies, replies_end = os.pipe()
         self._replies = os.fdopen(replies, "rb")
         with requests:
-            forks = _can_fork()
-            pid = _forked(job, codec, requests, replies_end) if forks else _spawned(job, requests, replies_end)
+            if codec is not None and _can_fork():
+                pid = _forked(job, codec, requests, replies_end)
+            else:
+                pid = _spawned(job, requests)
+                socket.send_fds(self._requests, [b"f"], [replies_end, 1])
         self._process = psutil.Process(pid)  # before anything else can wait for it
         os.close(replies_end)
         self.has_ended = False
@@ -230,12 +289,8 @@ class ForkServer:
     async def start_worker(self, connection: socket.socket, crash_file: int) -> tuple[int, asyncio.Future[int]]:
         """Fork a worker; return its process id, and a future of its exit code, which is -n after signal n.
 
-        Args:
-            connection: the worker's end of its socket.
-            crash_file: see `process.serve`.
-
-        Raises:
-            BackboneError: the fork server has ended.
+        `connection` is the worker's end of its socket; `crash_file`: see `process.serve`. BackboneError: the
+        server has ended.
         """
         self._number += 1
         started = self._started[self._number] = asyncio.get_running_loop().create_future()
@@ -249,8 +304,8 @@ class ForkServer:
             if not self.has_ended:
                 raise
             raise BackboneError(
-                "the process that starts the episode workers has ended; its output says why. Remove "
-                "rollout.isolation: process to run episodes in threads"
+                "the process that starts the episode workers has ended; its output says why. "
+                "--backbone=debug astuner.debug.debug_max_parallel=1 runs episodes without it"
             ) from None
         return pid, self._exits[pid]
 

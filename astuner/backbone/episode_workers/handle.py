@@ -21,21 +21,23 @@ import psutil
 from loguru import logger
 
 from astuner.backbone.episode_workers.fork_server import ForkServer
-from astuner.backbone.episode_workers.process import (
+from astuner.backbone.episode_workers.messages import (
     DISCONNECTED,
+    AbandonEpisode,
     EpisodesEnded,
     FromWorker,
     GenerateAnswer,
     GenerateCancelled,
     GenerateRequest,
     JudgeGroup,
+    LogRecord,
     ReportRequest,
     RunEpisode,
     ToWorker,
     WorkerReady,
 )
-from astuner.backbone.episode_workers.worker import LogRecord
 from astuner.debugging.breakpoints import DebuggerQuit, add_reached_tags, is_debugged
+from astuner.debugging.tracebacks import innermost_user_frame
 from astuner.errors import AstunerError, BackboneError, EpisodeTimeout, ModelError, describe_error
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner import CallSettings
@@ -44,12 +46,14 @@ from astuner.system.clock import timestamp
 from astuner.system.process_tree import find_process
 from astuner.system.redaction import learn_secrets
 from astuner.task_rollout import RunningReport, failed_episode
-from astuner.task_runner import innermost_user_frame
 
 _START_SECONDS = 600.0
 _REPORT_SECONDS = 5.0
 _EXIT_SECONDS = 2.0
 _STACK_SECONDS = 0.3
+_END_SECONDS = 5.0
+# Ending the processes of an episode takes 2 seconds if they ignore SIGTERM.
+_ABANDON_SECONDS = 5.0
 
 
 class _ConnectionLostError(Exception):
@@ -58,7 +62,7 @@ class _ConnectionLostError(Exception):
 
 @dataclass(frozen=True)
 class _Lost:
-    """Why a request has no result: the kind of error, its text, and the stacks of all threads if they are known."""
+    """Why a request has no result: the error's kind and text, and the stacks of all threads if known."""
 
     kind: str
     error: str
@@ -79,15 +83,12 @@ class WorkerHandle:
     _engine: LlmEngine | None = None
     _calls: list[LlmCall] = field(default_factory=list)
     _open: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _is_serving: bool = False
     _report: asyncio.Future[RunningReport] | None = None
 
     @classmethod
     async def start(cls, server: ForkServer, number: int) -> WorkerHandle:
-        """Start a worker and wait until it has loaded the agent.
-
-        Raises:
-            AstunerError: it cannot load the agent, or has ended.
-        """
+        """Start a worker and wait until it has loaded the agent; raise AstunerError if it cannot, or has ended."""
         own, other = socket.socketpair()
         with tempfile.TemporaryFile() as file:
             crash_file = os.dup(file.fileno())
@@ -127,6 +128,11 @@ class WorkerHandle:
             asyncio.get_running_loop().call_later(_STACK_SECONDS, self.writer.close)
 
     @property
+    def sampled_tokens(self) -> int:
+        """Number of tokens that the episode has sampled, in ended calls."""
+        return sum(len(call.completion_ids) for call in list(self._calls))
+
+    @property
     def is_lost(self) -> bool:
         """Whether the process has ended, or has closed its connection."""
         return self.exit_code.done() or self.reader.at_eof() or self.writer.is_closing()
@@ -136,9 +142,7 @@ class WorkerHandle:
     ) -> Episode:
         """Run one episode. If the process ends, or `deadline` seconds have passed, the episode is `failed`.
 
-        Raises:
-            BackboneError: astuner failed.
-            DebuggerQuit: the user quit the debugger.
+        BackboneError: astuner failed. DebuggerQuit: the user quit the debugger.
         """
         started = timestamp()
         self._engine, self._calls = engine, []
@@ -152,11 +156,9 @@ class WorkerHandle:
     async def judge(
         self, tasks: Sequence[WorkflowTask], episodes: Sequence[Episode], deadline: float | None
     ) -> list[Episode]:
-        """Judge the episodes of one task. If the process ends, or `deadline` seconds have passed, they are `failed`.
+        """Judge the episodes of one task, which are `failed` if the process ends, or after `deadline` seconds.
 
-        Raises:
-            BackboneError: astuner failed.
-            DebuggerQuit: the user quit the debugger.
+        Raises as `run`.
         """
         ended = await self._ended(JudgeGroup(tasks, episodes), deadline, "judged these episodes", None)
         if isinstance(ended, _Lost):
@@ -169,13 +171,19 @@ class WorkerHandle:
     async def _ended(
         self, request: RunEpisode | JudgeGroup, deadline: float | None, did: str, episode_id: str | None
     ) -> Sequence[Episode] | _Lost:
-        """Send a request, and return its episodes, or why the process was lost or killed."""
         started = time.monotonic()
         self._send(request)
+        self._is_serving = True
         try:
-            async with asyncio.timeout(deadline):
-                ended = await self._until_ended(episode_id)
-        except TimeoutError:
+            try:
+                async with asyncio.timeout(deadline):
+                    ended = await self._until_ended(episode_id)
+            except TimeoutError:
+                self._send(AbandonEpisode())
+                async with asyncio.timeout(_ABANDON_SECONDS):
+                    ended = await self._until_ended(episode_id)
+                self.kill()  # its thread is blocked
+        except TimeoutError:  # C code blocks the interpreter
             where, stacks = await self._blocked_at()
             self.kill()
             seconds = f"{time.monotonic() - started:.0f} s"
@@ -190,7 +198,8 @@ class WorkerHandle:
         finally:
             for call in self._open.values():
                 call.cancel()
-            if self._report is not None and not self._report.done():  # nothing runs any more
+            self._is_serving = False  # nobody reads the messages of the process until its next request
+            if self._report is not None and not self._report.done():
                 self._report.set_result(RunningReport(0, ()))
         add_reached_tags(ended.reached)
         if ended.episodes:
@@ -200,7 +209,6 @@ class WorkerHandle:
         raise BackboneError(f"{self.name} failed: {ended.error}")
 
     async def _until_ended(self, episode_id: str | None) -> EpisodesEnded:
-        """Handle messages until the episode has ended, or the episodes are judged."""
         while True:
             match await self._next():
                 case EpisodesEnded() as ended:
@@ -236,11 +244,7 @@ class WorkerHandle:
         self.writer.write(struct.pack("!i", len(frame)) + frame)
 
     async def _next(self) -> FromWorker:
-        """Return the next message.
-
-        Raises:
-            _ConnectionLostError: the process has ended, or what it sends is invalid.
-        """
+        """Return the next message."""
         try:
             (size,) = struct.unpack("!i", await self.reader.readexactly(4))
             message: FromWorker = pickle.loads(await self.reader.readexactly(size))
@@ -254,6 +258,8 @@ class WorkerHandle:
 
     async def report(self) -> RunningReport:
         """Return what the episode is doing."""
+        if not self._is_serving:
+            return RunningReport(0, ())
         self._report = asyncio.get_running_loop().create_future()
         self._send(ReportRequest())
         try:
@@ -264,7 +270,6 @@ class WorkerHandle:
             return RunningReport(1, (f"{text} {where}",))
 
     async def _end_description(self) -> str:
-        """Return how the process has ended, to follow its name."""
         try:
             code = await asyncio.wait_for(asyncio.shield(self.exit_code), _EXIT_SECONDS)
         except TimeoutError:
@@ -292,7 +297,6 @@ class WorkerHandle:
         return _location(stacks).removeprefix(" ") or "at an unknown place", stacks
 
     def _stacks(self) -> str:
-        """Return the stacks that faulthandler has written."""
         size = os.fstat(self.crash_file).st_size
         return os.pread(self.crash_file, size, 0).decode(errors="replace")
 
@@ -302,6 +306,11 @@ class WorkerHandle:
             if self.process is not None:
                 self.process.kill()
         self.close()
+
+    def end(self) -> None:
+        """Let the process release what its episode uses, and kill it if it has not ended in time."""
+        self.close()
+        asyncio.get_running_loop().call_later(_END_SECONDS, self.kill)
 
     def close(self) -> None:
         """Close the connection, after which the process ends."""

@@ -1,7 +1,6 @@
 """A process that runs episodes, one at a time.
 
-The workflow and the judge run here. LLM calls go through a socket to the main process, which has the engine. A frame of
-the socket is its length (4 bytes, big-endian) and a pickled message.
+The workflow and the judge run here. LLM calls go through a socket to the main process, which has the engine.
 """
 
 from __future__ import annotations
@@ -12,12 +11,12 @@ import faulthandler
 import itertools
 import os
 import pickle
+import queue
 import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -25,104 +24,36 @@ from typing import Any, NoReturn
 
 from loguru import logger
 
-from astuner.backbone.episode_workers.worker import AgentJob, EpisodeWorker, LogRecord, as_log_record
+from astuner.backbone.episode_workers.messages import (
+    DISCONNECTED,
+    AbandonEpisode,
+    AgentJob,
+    EpisodesEnded,
+    FromWorker,
+    GenerateAnswer,
+    GenerateCancelled,
+    GenerateRequest,
+    JudgeGroup,
+    ReportRequest,
+    RunEpisode,
+    ToWorker,
+    WorkerReady,
+    as_log_record,
+)
+from astuner.backbone.training.agent import load_agent
 from astuner.debugging.breakpoints import DebuggerQuit, reached_tags
 from astuner.errors import AstunerError, describe_error
-from astuner.model_tuner import CallSettings, ChatCodec
-from astuner.processes.episode_processes import end_all_episodes
-from astuner.schema import Completion, Episode, LlmCall, SamplingParams, WorkflowTask
+from astuner.helper_llm.usage import share_limits
+from astuner.model_tuner import ChatCodec
+from astuner.processes.episode_processes import end_current_episode
+from astuner.run_record.jsonable import to_jsonable
+from astuner.schema import Completion, Episode, SamplingParams
 from astuner.system.forking import name_process
-from astuner.task_rollout import RunningReport
+from astuner.system.redaction import redact, secret_variables
+from astuner.task_rollout.episodes_here import EpisodesHere
 
 # If memory runs out, the kernel kills this process before the main process, which has the model.
 _OOM_SCORE = 500
-DISCONNECTED = 113
-"""Exit code of a worker whose episode has closed the connection to the main process."""
-
-
-@dataclass(frozen=True)
-class RunEpisode:
-    """To the worker: run an episode.
-
-    Attributes:
-        task, settings: of the episode.
-        policy_version: version of the engine's weights.
-        max_model_len: maximum number of tokens of a request to the engine.
-    """
-
-    task: WorkflowTask
-    settings: CallSettings
-    policy_version: int
-    max_model_len: int
-
-
-@dataclass(frozen=True)
-class JudgeGroup:
-    """To the worker: judge the episodes of one task, each with its task."""
-
-    tasks: Sequence[WorkflowTask]
-    episodes: Sequence[Episode]
-
-
-@dataclass(frozen=True)
-class ReportRequest:
-    """To the worker: send a `RunningReport`."""
-
-
-@dataclass(frozen=True)
-class GenerateAnswer:
-    """To the worker: the result of the `GenerateRequest` with this number."""
-
-    number: int
-    result: Completion | AstunerError
-
-
-@dataclass(frozen=True)
-class GenerateRequest:
-    """From the worker: sample a completion. See `LlmEngine.generate`."""
-
-    number: int
-    prompt_ids: tuple[int, ...]
-    params: SamplingParams
-
-
-@dataclass(frozen=True)
-class GenerateCancelled:
-    """From the worker: the `GenerateRequest` with this number needs no answer."""
-
-    number: int
-
-
-@dataclass(frozen=True)
-class WorkerReady:
-    """From the worker: the agent is loaded, or cannot be.
-
-    Attributes:
-        secrets: the environment variables that contain secrets.
-        error: why the agent cannot be loaded.
-    """
-
-    secrets: dict[str, str]
-    error: AstunerError | None = None
-
-
-@dataclass(frozen=True)
-class EpisodesEnded:
-    """From the worker: the episode of `RunEpisode` has ended, or those of `JudgeGroup` are judged.
-
-    Attributes:
-        episodes: the episodes; none if the user quit the debugger, or astuner failed.
-        reached: the tags of the `bp(tag)` calls that the process has reached.
-        error: the traceback of a failure of astuner.
-    """
-
-    episodes: Sequence[Episode]
-    reached: frozenset[str]
-    error: str | None = None
-
-
-ToWorker = RunEpisode | JudgeGroup | ReportRequest | GenerateAnswer
-FromWorker = WorkerReady | GenerateRequest | GenerateCancelled | LlmCall | LogRecord | RunningReport | EpisodesEnded
 
 
 class _MainProcess:
@@ -135,11 +66,7 @@ class _MainProcess:
         self._pid = os.getpid()
 
     def send(self, message: FromWorker) -> None:
-        """Send a message.
-
-        Raises:
-            Exception: it cannot be pickled.
-        """
+        """Send a message; raise whatever pickling it raises."""
         if os.getpid() != self._pid:  # a fork of the process has inherited the connection
             return
         frame = pickle.dumps(message)
@@ -151,12 +78,7 @@ class _MainProcess:
                 os._exit(DISCONNECTED)
 
     def receive(self) -> ToWorker:
-        """Wait for the next message.
-
-        Raises:
-            EOFError: the main process has closed the connection, or has ended.
-            OSError: the episode has closed the connection.
-        """
+        """Wait for the next message. EOFError: the main process has ended; OSError: the episode has disconnected."""
         self._check()
         message: ToWorker = self._connection.recv()
         return message
@@ -168,7 +90,7 @@ class _MainProcess:
 
 
 class EngineClient:
-    """The `LlmEngine` of a worker process: the engine of the main process."""
+    """The `LlmEngine` of a worker process: the main process's engine."""
 
     def __init__(self, main_process: _MainProcess) -> None:
         self.max_model_len = 0
@@ -191,31 +113,29 @@ class EngineClient:
 
     def set_result(self, answer: GenerateAnswer) -> None:
         """Pass an answer to the call that waits for it. Thread-safe."""
-        future = self._pending.pop(answer.number, None)
-        if future is not None:
-            with contextlib.suppress(RuntimeError):  # its event loop is closed
-                future.get_loop().call_soon_threadsafe(_settle, future, answer.result)
+        future, result = self._pending.pop(answer.number, None), answer.result
+        if future is None:
+            return
+
+        def settle() -> None:
+            if future.done():
+                return
+            if isinstance(result, AstunerError):
+                future.set_exception(result)
+            else:
+                future.set_result(result)
+
+        with contextlib.suppress(RuntimeError):  # its event loop is closed
+            future.get_loop().call_soon_threadsafe(settle)
 
     def close(self) -> None:
         """Do nothing: the main process owns the engine."""
-
-
-def _settle(future: asyncio.Future[Completion], result: Completion | AstunerError) -> None:
-    if future.done():
-        return
-    if isinstance(result, AstunerError):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
 
 
 def serve(job: AgentJob, codec: ChatCodec, connection: int, crash_file: int) -> NoReturn:
     """Run episodes until the main process closes the connection, then end this process.
 
     Args:
-        job: the agent.
-        codec: the codec of the run's model.
-        connection: descriptor of the socket.
         crash_file: descriptor of a file for the stacks of all threads. They are written if a signal such as SIGSEGV
             ends the process, and on SIGUSR1, even while C code blocks the interpreter.
     """
@@ -223,14 +143,13 @@ def serve(job: AgentJob, codec: ChatCodec, connection: int, crash_file: int) -> 
     main_process = _MainProcess(Connection(connection))
     engine = EngineClient(main_process)
     try:
-        worker = _load(job, engine, codec, main_process)
-        if worker is not None:
-            _serve_requests(worker, engine, main_process)
-    except EOFError:
-        end_all_episodes()
-        _flush()
-    except OSError:
-        os._exit(DISCONNECTED)
+        episodes = _load(job, engine, codec, main_process)
+        if episodes is not None:
+            jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+            serving = (episodes, engine, main_process, jobs)
+            threading.Thread(target=_serve_requests, args=serving, name="main process", daemon=True).start()
+            while True:  # episodes run in the main thread, as in a script of the user's
+                jobs.get()()
     finally:
         os._exit(0)  # threads of episodes may never end
 
@@ -248,48 +167,71 @@ def _prepare_process(crash_file: int) -> None:
     random: Any = sys.modules.get("numpy.random")
     if random is not None:
         random.seed()
-    sys.breakpointhook = _reject_breakpoint
+
+    def reject_breakpoint(*_args: object, **_options: object) -> NoReturn:
+        raise RuntimeError(
+            "breakpoint() needs the terminal, which an episode's worker process does not have; write astuner.bp('TAG') "
+            "and run with --db=TAG, or run with --backbone=debug astuner.debug.debug_max_parallel=1"
+        )
+
+    sys.breakpointhook = reject_breakpoint
 
 
-def _reject_breakpoint(*_args: object, **_options: object) -> NoReturn:
-    raise RuntimeError(
-        "breakpoint() needs the terminal, which a worker process of rollout.isolation: process does not have; set "
-        "rollout.isolation: thread, or write astuner.bp('TAG') and run with --db=TAG"
-    )
-
-
-def _load(job: AgentJob, engine: EngineClient, codec: ChatCodec, main_process: _MainProcess) -> EpisodeWorker | None:
+def _load(job: AgentJob, engine: EngineClient, codec: ChatCodec, main_process: _MainProcess) -> EpisodesHere | None:
+    """Load the agent and the judge, and tell the main process; return what runs their episodes, or None."""
     try:
-        worker = EpisodeWorker(job, engine, codec, main_process.send)
+        job.prepare_process()
+        share_limits(job.limits)
+        episodes = load_agent(job, codec)
     except AstunerError as error:
         main_process.send(WorkerReady({}, error))
         return None
+    episodes.runner = replace(episodes.runner, engine=engine, on_call=main_process.send)
     logger.remove()  # the main process logs the records
     logger.add(
         lambda message: main_process.send(as_log_record(message)), level="DEBUG", format="{message}", diagnose=False
     )
-    main_process.send(WorkerReady(worker.ready()))
-    return worker
+    main_process.send(WorkerReady(secret_variables()))
+    return episodes
 
 
-def _serve_requests(worker: EpisodeWorker, engine: EngineClient, main_process: _MainProcess) -> None:
-    episodes = ThreadPoolExecutor(1, thread_name_prefix="episodes")
-    while True:
-        match main_process.receive():
-            case RunEpisode() as request:
-                engine.policy_version, engine.max_model_len = request.policy_version, request.max_model_len
-                episodes.submit(_run, partial(worker.run_episode, request.task, request.settings), main_process)
-            case JudgeGroup() as group:
-                episodes.submit(_run, partial(worker.judge_group, group.tasks, group.episodes), main_process)
-            case GenerateAnswer() as answer:
-                engine.set_result(answer)
-            case ReportRequest():
-                main_process.send(worker.report())
+def _serve_requests(
+    episodes: EpisodesHere,
+    engine: EngineClient,
+    main_process: _MainProcess,
+    jobs: queue.SimpleQueue[Callable[[], object]],
+) -> None:
+    """Serve requests, of which `jobs` are for the main thread, until the main process closes the connection."""
+    try:
+        while True:
+            match main_process.receive():
+                case RunEpisode() as request:
+                    engine.policy_version, engine.max_model_len = request.policy_version, request.max_model_len
+                    run = partial(episodes.run_episode, request.task, request.settings)
+                    jobs.put(partial(_run, run, main_process))
+                case JudgeGroup() as group:
+                    judge = partial(episodes.judge_group, group.tasks, group.episodes)
+                    jobs.put(partial(_run, judge, main_process))
+                case AbandonEpisode():
+                    if (episode := episodes.abandon_episode()) is not None:
+                        main_process.send(EpisodesEnded([_portable(episode)], reached_tags()))
+                case GenerateAnswer() as answer:
+                    engine.set_result(answer)
+                case ReportRequest():
+                    main_process.send(episodes.running.local_report())
+    except EOFError:
+        end_current_episode()
+        episodes.runner.environments.close()
+        _flush()
+        os._exit(0)
+    except OSError:
+        os._exit(DISCONNECTED)
 
 
 def _run(run: Callable[[], Episode | list[Episode]], main_process: _MainProcess) -> None:
     try:
         result = run()
+        episodes = [_portable(episode) for episode in (result if isinstance(result, list) else [result])]
     except DebuggerQuit:
         main_process.send(EpisodesEnded((), reached_tags()))
         return
@@ -298,12 +240,16 @@ def _run(run: Callable[[], Episode | list[Episode]], main_process: _MainProcess)
         main_process.send(EpisodesEnded((), reached_tags(), describe_error(error)))
         return
     _flush()
-    episodes = result if isinstance(result, list) else [result]
     try:
         main_process.send(EpisodesEnded(episodes, reached_tags()))
     except Exception as error:  # objects of the user's code raise errors of any type when they are pickled
         text = f"the record of the episode cannot be sent to the main process: {describe_error(error)}"
         main_process.send(EpisodesEnded([_without_record(episode, text) for episode in episodes], reached_tags()))
+
+
+def _portable(episode: Episode) -> Episode:
+    """Return the episode without objects that other processes may be unable to unpickle."""
+    return replace(episode, metadata=to_jsonable(episode.metadata, redact))  # type: ignore[arg-type]
 
 
 def _without_record(episode: Episode, error: str) -> Episode:

@@ -6,9 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from loguru import logger
-
-from astuner.backbone.training.episode_placement import parallel_episodes, runs_inline, uses_workers
+from astuner.backbone.training.episode_placement import loads_agent_elsewhere, parallel_episodes, uses_workers
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.root import AstunerConfig
 from astuner.doors import through_door
@@ -17,49 +15,36 @@ from astuner.task_rollout import ActiveEpisodes, TaskRollout
 
 
 @contextlib.contextmanager
-def with_workers(config: AstunerConfig, run_inputs: RunInputs) -> Iterator[RunInputs]:
-    """Yield the inputs of a run with its worker processes, the first of which has loaded the agent.
+def with_episodes(config: AstunerConfig, run_inputs: RunInputs) -> Iterator[RunInputs]:
+    """Yield the inputs of a run with what runs its episodes: worker processes, or this process for a debugger.
 
-    A run without worker processes has none: its episodes run in this process, or in those of Ray.
-
-    Args:
-        config: the resolved configuration.
-        run_inputs: the agent and its model.
+    The agent has been loaded by then, in this process or in the first worker. Where Ray starts the processes later, one
+    process loads the agent before the block, as a check.
 
     Raises:
         AstunerError: the agent cannot be loaded.
     """
-    if config.rollout.isolation == "process" and runs_inline(config):
-        logger.warning(
-            "--db: episodes run one at a time in the main thread, where breakpoints stop the whole run; "
-            "rollout.isolation: process has no effect"
-        )
-    if not uses_workers(config) or run_inputs.workers is not None:
+    if config.is_supervised or run_inputs.episodes is not None:
         yield run_inputs
         return
-    with through_door("episodes", "processes")(config, run_inputs) as workers:
-        yield replace(run_inputs, workers=workers)
+    job = through_door("episodes", "job").of(config, run_inputs)
+    if not loads_agent_elsewhere(config):
+        yield replace(run_inputs, episodes=through_door("episodes", "here")(job, run_inputs.codec))
+        return
+    start = through_door("episodes", "processes")
+    if uses_workers(config):
+        with start(job, parallel_episodes(config), run_inputs.codec) as workers:
+            yield replace(run_inputs, episodes=workers)
+        return
+    with start(job, 1, run_inputs.codec):
+        pass
+    yield run_inputs
 
 
 def make_rollout(
     config: AstunerConfig, run_inputs: RunInputs, engine: LlmEngine, active_episodes: ActiveEpisodes
 ) -> TaskRollout:
-    """Return the rollout of a run whose engine belongs to this process.
-
-    Args:
-        config: the resolved configuration.
-        run_inputs: the agent and its model, from `with_workers`.
-        engine: the model.
-        active_episodes: registers the running episodes.
-    """
-    workers = run_inputs.workers
-    if workers is None:
-        return run_inputs.rollout(config, engine, active_episodes)
-    workers.engine = engine
-    return TaskRollout(
-        None,
-        workers=parallel_episodes(config),
-        max_retries=config.rollout.max_retries,
-        running=active_episodes,
-        processes=workers,
-    )
+    """Return the rollout of a run whose engine belongs to this process."""
+    assert run_inputs.episodes is not None
+    run_inputs.episodes.engine = engine
+    return TaskRollout(run_inputs.episodes, config.rollout.max_retries, active_episodes)

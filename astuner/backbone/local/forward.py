@@ -1,17 +1,117 @@
-"""Log-probabilities of tokens under a model."""
+"""Micro-batches of training rows, and their tokens' log-probabilities under a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from astuner.algorithms import differentiable_entropy, entropy_from_logprobs
+from astuner.algorithms import CallTable, differentiable_entropy, entropy_from_logprobs
+from astuner.algorithms.training_rows import TrainingRow, token_advantages, token_temperatures
 from astuner.backbone.packing.packed_attention import packed_logits
-from astuner.context_tracker import Packing
+from astuner.backbone.packing.row_bins import RowBin, padded_bins, padded_budget, prefix_bins
+from astuner.context_tracker import Packing, encode_ids
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """B rows padded on the right to a common length T.
+
+    Attributes:
+        token_ids: [B, T] int64, padded with 0.
+        present: [B, T] bool, False for padding.
+        train_counts: [B, T] int64.
+        logprobs: [B, T] float32, as sampled, 0 where not sampled.
+        sampler_logprobs: [B, T] float32, those after top-p, top-k, penalties and constraints.
+        old_logprobs: [B, T] float32, the denominators of the ratios.
+        advantages: [B, T] float32, of the call that each trained token belongs to.
+        episodes: [B] int64.
+        rows: indices of its rows in the list that was split.
+        computed_tokens: number of tokens that a forward pass computes, including padding.
+        temperature: the sampling temperature of its calls; if they differ, that of each token, [B, T] float32; None for
+            transcripts.
+        packing: the packing of its rows, if each distinct prefix is computed once.
+    """
+
+    token_ids: Tensor
+    present: Tensor
+    train_counts: Tensor
+    logprobs: Tensor
+    sampler_logprobs: Tensor
+    old_logprobs: Tensor
+    advantages: Tensor
+    calls: CallTable
+    episodes: Tensor
+    rows: tuple[int, ...]
+    computed_tokens: int
+    temperature: Tensor | float | None = None
+    packing: Packing | None = None
+
+
+def micro_batches(
+    rows: Sequence[TrainingRow],
+    token_budget: int,
+    device: torch.device,
+    should_pack: Callable[[Packing], bool] | None = None,
+) -> list[MicroBatch]:
+    """Split rows into micro-batches.
+
+    Args:
+        token_budget: maximum number of tokens of a micro-batch, including padding; a longer row is a
+            separate micro-batch.
+        should_pack: returns whether to compute a packing instead of padded rows; None packs nothing.
+
+    Returns:
+        Micro-batches, in an order that depends on the rows only.
+    """
+    lengths = [len(row.token_ids) for row in rows]
+    bins: list[RowBin] = []
+    separate: list[list[int]] = [list(range(len(rows)))]
+    if should_pack is not None:
+        bins, separate = prefix_bins([encode_ids(row.token_ids) for row in rows], token_budget, should_pack)
+    for group in separate:
+        bins += padded_bins(group, lengths, padded_budget(token_budget, device))
+    return [_pad(rows, row_bin, device) for row_bin in bins]
+
+
+def _pad(rows: Sequence[TrainingRow], row_bin: RowBin, device: torch.device) -> MicroBatch:
+    chosen = row_bin.rows
+    length = max(len(rows[index].token_ids) for index in chosen)
+
+    def padded(field: str, dtype: torch.dtype, default: str = "") -> Tensor:
+        """Return a field of the rows, or field `default` for rows without it."""
+        table = torch.zeros((len(chosen), length), dtype=dtype)
+        for place, index in enumerate(chosen):
+            values = getattr(rows[index], field)
+            values = values if len(values) or not default else getattr(rows[index], default)
+            table[place, : len(values)] = torch.from_numpy(np.asarray(values)).to(dtype)
+        return table.to(device)
+
+    lengths = torch.tensor([len(rows[index].token_ids) for index in chosen])
+    calls = [(place, start, end) for place, index in enumerate(chosen) for start, end in rows[index].calls]
+    columns = torch.tensor(calls, dtype=torch.int64, device=device).reshape(-1, 3).unbind(1)
+    temperature = token_temperatures([rows[index] for index in chosen], length)
+    return MicroBatch(
+        token_ids=padded("token_ids", torch.int64),
+        present=(torch.arange(length) < lengths[:, None]).to(device),
+        train_counts=padded("train_counts", torch.int64),
+        logprobs=padded("logprobs", torch.float32),
+        sampler_logprobs=padded("sampler_logprobs", torch.float32, "logprobs"),
+        old_logprobs=padded("old_logprobs", torch.float32, "logprobs"),
+        advantages=token_advantages([rows[index] for index in chosen], length).to(device),
+        calls=CallTable(*columns),
+        episodes=torch.tensor([rows[index].episode for index in chosen], device=device),
+        rows=chosen,
+        computed_tokens=row_bin.tokens,
+        temperature=temperature.to(device) if isinstance(temperature, Tensor) else temperature,
+        packing=row_bin.packing,
+    )
+
 
 # On a CPU: small enough for its cache, large enough for all of its cores. On a GPU: few kernels, in 64 MiB.
 _CHUNK_ELEMENTS_CPU = 2**21
@@ -30,7 +130,6 @@ def token_logprobs(
     """Return the log-probability of each selected token given the tokens before it, and the entropy at its position.
 
     Args:
-        model: a causal language model of transformers.
         token_ids: [B, T] int64, padded on the right, T of 2 or more.
         mask: [B, T], non-zero for selected tokens; the first column must be 0.
         temperature: divides the logits, as in the sampler; 0 (greedy) leaves them unchanged. A tensor [B, T] has the
@@ -75,15 +174,7 @@ class _ChosenLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, index: Tensor, token_ids: Tensor, temperature: float
     ) -> tuple[Tensor, Tensor]:
-        """Return the log-probabilities, [tokens], and the entropies, [positions], both float32.
-
-        Args:
-            ctx: the context.
-            logits: [positions, vocabulary].
-            index: [tokens], the position of each token.
-            token_ids: [tokens].
-            temperature: divides the logits.
-        """
+        """Return the log-probabilities, [tokens], and the entropies, [positions], of logits [positions, vocabulary]."""
         ctx.save_for_backward(logits, index, token_ids)
         ctx.temperature = temperature
         chosen = torch.empty(len(index), device=logits.device)
@@ -126,17 +217,11 @@ def _chunks(logits: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _within(index: Tensor, start: int, size: int) -> Tensor:
-    """Return where `index` is one of `size` rows from `start` on."""
     return ((index >= start) & (index < start + size)).nonzero()[:, 0]
 
 
 def _scaled(logits: Tensor, index: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
     """Return the logits divided by each temperature that a token at their position has.
-
-    Args:
-        logits: [positions, vocabulary].
-        index: [tokens], the position of each token.
-        temperatures: [tokens] float32.
 
     Returns:
         [positions and temperatures, vocabulary], and the index of each token in it.

@@ -18,8 +18,8 @@ from astuner.backbone.memory.plan import gpu_model_shape, max_length
 from astuner.backbone.packing.packed_attention import enable_packed_attention, supports_packing
 from astuner.backbone.packing.row_bins import padded_budget
 from astuner.backbone.training.run_inputs import RunInputs
-from astuner.config.machine import Machine
 from astuner.config.root import AstunerConfig
+from astuner.system.gpus import Machine
 
 _LOGITS = "logits of a micro-batch"
 _ADAPTERS = f"train adapters (model.lora.rank: 16) or {SMALLER_MODEL}"
@@ -29,8 +29,7 @@ _MICRO_BATCH = "lower trainer_common.max_tokens_per_micro_batch"
 def estimate_training_memory(config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
     """Estimate the peak memory of a run that trains and samples in one process; no weights are loaded.
 
-    Raises:
-        ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
+    ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
     """
     return training_memory(config, model_shape(config, run_inputs.model_path), BatchShape.of(config, run_inputs))
 
@@ -45,7 +44,7 @@ def training_memory(config: AstunerConfig, shape: ModelShape, batch: BatchShape)
         MemoryPart("optimizer (AdamW)", shape.trained * 8, _ADAPTERS),
     ]
     update = _update_parts(config, shape, batch)
-    if config.trainer_common.algorithm.adv_estimator == "sft":
+    if config.is_supervised:
         return MemoryEstimate(shape.parameters, shape.trained, {"update": (*held, *update)}, shape.available)
     engine, cache = engine_parts(config, shape, batch)
     held += engine
@@ -73,7 +72,6 @@ def training_memory(config: AstunerConfig, shape: ModelShape, batch: BatchShape)
 
 
 def _update_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -> list[MemoryPart]:
-    """Return the additional memory of an update: gradients, and the largest micro-batch."""
     budget = config.trainer_common.max_tokens_per_micro_batch
     enable_packed_attention(shape.model.get_base_model() if config.model.lora.rank else shape.model)
     is_packed = config.update.pack != "none" and supports_packing(shape.model)
@@ -109,7 +107,6 @@ def _update_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) -
 
 
 def _logit_bytes(config: AstunerConfig, shape: ModelShape) -> int:
-    """Return the bytes per logit at an update's memory peak."""
     if config.trainer_common.algorithm.entropy_coef > 0:
         # In float32: log-probabilities, two gradients, and the logits divided by the temperature.
         return 4 * (3 + (config.rollout.temperature not in (0.0, 1.0)))
@@ -117,11 +114,7 @@ def _logit_bytes(config: AstunerConfig, shape: ModelShape) -> int:
 
 
 def local_plan(config: AstunerConfig, model_path: str, machine: Machine) -> list[MemoryEstimate]:
-    """Return the estimate for a run on one GPU of a machine, with samples that have the maximum length.
-
-    Raises:
-        ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
-    """
+    """Estimate a run on one GPU of a machine, with samples as long as possible. Raises as `gpu_model_shape`."""
     shape = gpu_model_shape(config, model_path, machine, autocast=True)
     estimate = training_memory(config, shape, BatchShape.longest_of(config, max_length(config, shape)))
     return [replace(estimate, device="one GPU (trainer and engine)")]

@@ -1,23 +1,35 @@
-"""The model in training: loading, LoRA, precision, saving."""
+"""The model in training: loading, LoRA, precision, saving, and its optimizer.
+
+The learning rate depends on the step only, so that a resumed run needs no scheduler state.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 
 from astuner.algorithms.training_rows import TrainingRow
-from astuner.backbone.local.micro_batches import MicroBatch, micro_batches
-from astuner.backbone.packing.pack_costs import PackCosts, count_pack_costs
-from astuner.backbone.packing.packed_attention import SUPPORTED_MODELS, enable_packed_attention, supports_packing
+from astuner.backbone.local.forward import MicroBatch, micro_batches
+from astuner.backbone.packing.packed_attention import (
+    SUPPORTED_MODELS,
+    PackCosts,
+    count_pack_costs,
+    enable_packed_attention,
+    supports_packing,
+)
 from astuner.backbone.training.lora import iterate_merged, merged_weights, with_lora
+from astuner.backbone.training.schedule import learning_rate
 from astuner.config.model import ModelConfig
-from astuner.config.optimizer import PackMode
+from astuner.config.trainer import OptimConfig, PackMode
 from astuner.context_tracker import Packing
 from astuner.errors import BackboneError, ModelError
 from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
@@ -25,6 +37,10 @@ from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.cpu_linear import use_onednn
 from astuner.llm_engine.weight_digests import weight_digests
 from astuner.model_tuner import ChatCodec
+
+_VALUES_PER_PARAMETER = 256
+# Smaller processes keep freed memory, because page faults would cost more time than the memory is worth.
+_WORTH_RETURNING = 2**30
 
 
 class Policy:
@@ -184,3 +200,65 @@ def _reporting_its_own_type(model: Any, dtype: torch.dtype) -> Iterator[None]:
         yield
     finally:
         model.config.dtype = before
+
+
+class GradientNotFinite(BackboneError):
+    """The gradient of a mini-batch is not finite."""
+
+    def __init__(self, step: int, norm: float) -> None:
+        super().__init__(
+            f"step {step}: the gradient's norm is {norm}; lower trainer_common.optim.lr, or set model.dtype: float32"
+        )
+        self.norm = norm
+
+
+class Optimizer:
+    """AdamW, gradient clipping, and the schedule of `trainer_common.optim` over `total_steps` training steps."""
+
+    def __init__(self, parameters: Sequence[torch.nn.Parameter], config: OptimConfig, total_steps: int) -> None:
+        self._parameters = list(parameters)
+        self._config = config
+        self.total_steps = total_steps
+        self._adamw = torch.optim.AdamW(
+            self._parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+        )
+
+    def lr(self, step: int) -> float:
+        """Return the learning rate of training step `step` (1-based)."""
+        return learning_rate(self._config, self.total_steps, step)
+
+    def step(self, step: int) -> float:
+        """Apply the gradient and clear it; return its norm before clipping. GradientNotFinite leaves the weights."""
+        norm = float(torch.nn.utils.clip_grad_norm_(self._parameters, self._config.grad_clip))
+        if not math.isfinite(norm):
+            self._adamw.zero_grad(set_to_none=True)
+            raise GradientNotFinite(step, norm)
+        for group in self._adamw.param_groups:
+            group["lr"] = self.lr(step)
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+        return norm
+
+    def sampled_weights(self) -> torch.Tensor:
+        """Return a copy of some hundred values per parameter, as one vector, to see whether weights changed."""
+        values = [parameter.detach().flatten() for parameter in self._parameters]
+        return torch.cat([value[:: max(1, len(value) // _VALUES_PER_PARAMETER)].float() for value in values])
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of AdamW, for `load`."""
+        return self._adamw.state_dict()
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state` returned."""
+        self._adamw.load_state_dict(state)
+
+
+def return_free_memory() -> None:
+    """Return freed memory to the operating system.
+
+    glibc keeps freed blocks of up to 32 MiB. Rollout, micro-batches, optimizer and sync allocate blocks with different
+    sizes, so the process would hold their peaks' sum instead of the highest peak.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc only
+    if trim is not None and psutil.Process().memory_info().rss > _WORTH_RETURNING:
+        trim(0)

@@ -15,14 +15,11 @@ from torch import Tensor
 from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
 from astuner.algorithms.training_rows import TrainingRow
-from astuner.backbone.local.backbone import reported_memory_errors
-from astuner.backbone.local.determinism import deterministic_operations
-from astuner.backbone.local.optimizer import Optimizer
-from astuner.backbone.local.policy import Policy
-from astuner.backbone.local.session import read_state
+from astuner.backbone.local.backbone import deterministic_operations, read_state, reported_memory_errors
+from astuner.backbone.local.policy import Optimizer, Policy
 from astuner.backbone.local.update import PolicyUpdate
 from astuner.backbone.training.checkpoints import complete_checkpoints
-from astuner.backbone.training.model_folder import model_path
+from astuner.backbone.training.run_inputs import model_path
 from astuner.config.loading import load_config
 from astuner.config.root import AstunerConfig
 from astuner.errors import LogprobGapError, ModelError, PluginError, RecordError
@@ -30,7 +27,7 @@ from astuner.llm_engine.causal_lm import choose_device
 from astuner.run_record.episode_file import RecordedEpisode, read_recorded_episode
 from astuner.run_record.episodes import read_index
 from astuner.run_record.metrics import read_metrics
-from astuner.run_record.run_facts import search_folders_of
+from astuner.run_record.recorded_run import search_folders_of
 from astuner.run_record.updates import by_token
 from astuner.schema import Episode
 
@@ -49,7 +46,6 @@ class ReplayedMetric:
     """A metric of the update.
 
     Attributes:
-        name: its name.
         recorded, replayed: its values in the record and in the new computation.
         agrees: whether they are equal, within the tolerance.
     """
@@ -65,10 +61,8 @@ class StepReplay:
     """The comparison of a step's update with the record.
 
     Attributes:
-        step: the training step.
         checkpoint: the step of the checkpoint from which the update started; 0 for the starting model.
         is_exact: whether equal bits are required, because the run was deterministic.
-        metrics: the metrics of the update.
         differences: what differs in the order of computation; the first is the cause of the others.
     """
 
@@ -108,15 +102,16 @@ def replay_step(folder: Path, step: int) -> StepReplay:
     Updates between the checkpoint and the step are repeated first. Nothing is sampled, and the run's folder is not
     changed.
 
-    Args:
-        folder: the folder of a run of the local backbone.
-        step: 1-based.
-
     Raises:
         RecordError: the record or the checkpoints lack what is needed. The error names the steps that can be computed.
     """
     config = load_config(folder / "config.yaml").config.astuner
-    _check_kind(config, folder)
+    algorithm = config.trainer_common.algorithm
+    if config.backbone != "local" or resolve(algorithm).rule is None:
+        raise RecordError(
+            f"{folder} is a run of backbone {config.backbone} with algorithm {algorithm.adv_estimator}; replay "
+            "computes the reinforcement learning updates of the local backbone"
+        )
     record = _TrainingRecord(folder)
     record.check(step)
     saved = {int(path.name.rpartition("_")[2]): path for path in complete_checkpoints(folder / "checkpoints")}
@@ -128,8 +123,11 @@ def replay_step(folder: Path, step: int) -> StepReplay:
         if config.trainer_common.deterministic:
             stack.enter_context(deterministic_operations(device))
         torch.manual_seed(config.trainer_common.seed)
+        # Not in the run's folder, whose subfolder `model` is the tuned model.
+        search = (*search_folders_of(folder), Path.cwd())
+        path = next((match for parent in search if (match := parent / config.model.path).exists()), config.model.path)
         try:
-            policy = Policy(config.model, _starting_model(config, folder), device, config.update.pack)
+            policy = Policy(config.model, model_path(str(path), "model.path", search), device, config.update.pack)
         except (ModelError, PluginError) as error:
             raise RecordError(f"{folder} cannot be computed again without its starting model: {error}") from error
         states = {number: read_state(saved[number], device) for number in (start, step) if number in saved}
@@ -155,36 +153,7 @@ def replay_step(folder: Path, step: int) -> StepReplay:
     return StepReplay(step, start, comparison.is_exact, tuple(comparison.metrics), tuple(differences))
 
 
-def _starting_model(config: AstunerConfig, folder: Path) -> str:
-    """Return the starting model of a run. A relative path is relative to the run's working directory or its YAML file.
-
-    The run's folder is not searched: its subfolder `model` is the tuned model.
-
-    Raises:
-        ModelError: a local path does not exist, or contains no model.
-        PluginError: the function that returns the model cannot be loaded.
-    """
-    search = (*search_folders_of(folder), Path.cwd())
-    found = next((match for parent in search if (match := parent / config.model.path).exists()), config.model.path)
-    return model_path(str(found), "model.path", search)
-
-
-def _check_kind(config: AstunerConfig, folder: Path) -> None:
-    algorithm = config.trainer_common.algorithm
-    if config.backbone != "local" or resolve(algorithm).rule is None:
-        raise RecordError(
-            f"{folder} is a run of backbone {config.backbone} with algorithm {algorithm.adv_estimator}; replay "
-            "computes the reinforcement learning updates of the local backbone"
-        )
-
-
 class _TrainingRecord:
-    """The training steps in the record of a run.
-
-    Attributes:
-        metrics: by step.
-    """
-
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._entries = [entry for entry in read_index(folder) if entry.split == "train" and entry.status == "ok"]
@@ -198,11 +167,7 @@ class _TrainingRecord:
         return max(self.metrics, default=0)
 
     def check(self, step: int) -> None:
-        """Check that the record has the update of a step.
-
-        Raises:
-            RecordError: it does not.
-        """
+        """Raise RecordError if the record lacks the update of a step."""
         updates = sorted(number for number, metrics in self.metrics.items() if "grad_norm" in metrics)
         if step not in updates:
             named = ", ".join(map(str, updates[:_MAX_STEPS_NAMED])) + (", …" if len(updates) > _MAX_STEPS_NAMED else "")
@@ -212,11 +177,7 @@ class _TrainingRecord:
             )
 
     def episodes(self, step: int) -> list[RecordedEpisode]:
-        """Return the episodes that the update of a step trained on.
-
-        Raises:
-            RecordError: one of them is missing, or its tokens are not in the record.
-        """
+        """Return the episodes that a step trained on; raise RecordError if one, or its tokens, is not in the record."""
         recorded = [read_recorded_episode(self._folder / entry.path) for entry in self._entries if entry.step == step]
         for each in recorded:
             if each.withheld is not None:
@@ -229,11 +190,7 @@ class _TrainingRecord:
 
 @dataclass(frozen=True)
 class _RecordedTeacher:
-    """Gives rows the advantages of their tokens that were recorded, which include those from the teacher.
-
-    Attributes:
-        recorded: the episodes of a step.
-    """
+    """Gives rows the advantages of their tokens that were recorded, which include those from the teacher."""
 
     recorded: Sequence[RecordedEpisode]
 
@@ -253,16 +210,6 @@ class _RecordedTeacher:
 
 @dataclass
 class _Comparison:
-    """Compares the update of a step with its record.
-
-    Attributes:
-        config: the run's configuration.
-        dtype: the dtype that the model computes in.
-        recorded_metrics: the metrics of the step.
-        recorded: the episodes that it was trained on.
-        step: the training step.
-    """
-
     config: AstunerConfig
     dtype: torch.dtype
     recorded_metrics: Mapping[str, float | None]
@@ -325,7 +272,6 @@ class _Comparison:
                     break
 
     def _compare_samples(self, result: UpdateResult) -> None:
-        """Compare advantages, which come from the recorded rewards, and the trainer's logprobs."""
         for each, advantage in zip(self.recorded, result.advantages, strict=True):
             recorded = each.labels.advantage
             if recorded is None or not self._agree(recorded, advantage):

@@ -8,18 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from astuner.algorithms import (
-    cross_entropy_losses,
-    resolve,
-    sample_scales,
-    sft_token_weights,
-    token_weights,
-)
+from astuner.algorithms import cross_entropy_losses, resolve, sample_scales, sft_token_weights, token_weights
 from astuner.algorithms.training_rows import TrainingRow
-from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.free_memory import return_free_memory
-from astuner.backbone.local.micro_batches import MicroBatch
-from astuner.backbone.local.session import LocalSession
+from astuner.backbone.local.backbone import LocalSession
+from astuner.backbone.local.forward import MicroBatch, token_logprobs
+from astuner.backbone.local.policy import return_free_memory
 from astuner.backbone.training.rl_loop import RlLoop
 from astuner.errors import TaskDataError, short_repr
 from astuner.schema import Task, TokenCounts
@@ -39,11 +32,7 @@ class SupervisedLoop(RlLoop):
     _validation: list[TrainingRow] = field(default_factory=list, init=False)
 
     def prepare(self) -> None:
-        """Tokenize all transcripts, so that a transcript that cannot be used is reported before the first step.
-
-        Raises:
-            TaskDataError: a transcript is too long, or has no token of the assistant.
-        """
+        """Tokenize all transcripts; raise TaskDataError before the first step if one cannot be used."""
         tasks = self.context.run_inputs.tasks
         with self.context.progress.bar("transcripts", len(tasks.training) + len(tasks.validation)):
             for task in tasks.training:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from torch import Tensor
 
 from astuner.algorithms import (
     Algorithm,
-    LossMetrics,
     PolicyBatch,
     ReinforcementRule,
     episode_sums,
@@ -22,14 +21,7 @@ from astuner.algorithms import (
     token_kl,
     token_weights,
 )
-from astuner.algorithms.correction import (
-    CORRECTION_SUMS,
-    Correction,
-    CorrectionMetrics,
-    corrected_loss,
-    correction_summary,
-    resolve_correction,
-)
+from astuner.algorithms.correction import Correction, micro_batch_loss, resolve_correction, sampler_gap, update_summary
 from astuner.algorithms.credit_assignment import (
     StepAdvantages,
     UpdateResult,
@@ -40,13 +32,16 @@ from astuner.algorithms.credit_assignment import (
     trains_without_advantage,
     uses_kl_loss,
 )
-from astuner.algorithms.training_rows import TrainingRow, mini_batches, row_scales
-from astuner.algorithms.update_records import SampleKey, TokenValues
-from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.free_memory import return_free_memory
-from astuner.backbone.local.micro_batches import MicroBatch
-from astuner.backbone.local.optimizer import GradientNotFinite, Optimizer
-from astuner.backbone.local.policy import Policy
+from astuner.algorithms.training_rows import (
+    SampleKey,
+    TokenValues,
+    TrainingRow,
+    mini_batches,
+    row_scales,
+    training_rows,
+)
+from astuner.backbone.local.forward import MicroBatch, token_logprobs
+from astuner.backbone.local.policy import GradientNotFinite, Optimizer, Policy, return_free_memory
 from astuner.backbone.packing.row_bins import UpdateTokens
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import encode_ids
@@ -66,13 +61,7 @@ class _UpdateValues:
     batches: list[tuple[list[SampleKey], Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, rows: Sequence[TrainingRow], batch: MicroBatch, logprobs: Tensor, entropies: Tensor) -> None:
-        """Add the values of a micro-batch.
-
-        Args:
-            rows: the rows that the micro-batch was split from.
-            batch: [B, T].
-            logprobs, entropies: [B, T] float32, detached.
-        """
+        """Add the values [B, T] of a micro-batch that was split from `rows`."""
         keys = [(rows[index].episode, rows[index].sample) for index in batch.rows]
         self.batches.append((keys, logprobs, entropies, batch.train_counts))
 
@@ -94,17 +83,14 @@ class _Sums:
     """Sums over the micro-batches of a step. They stay on the device until the step ends."""
 
     values: dict[str, Tensor] = field(default_factory=dict)
-    loss: LossMetrics | None = None
     token_values: _UpdateValues = field(default_factory=_UpdateValues)
-    correction: CorrectionMetrics | None = None
     tokens: UpdateTokens = field(default_factory=UpdateTokens)
 
-    def add(self, name: str, value: Tensor) -> None:
-        self.values[name] = self.values.get(name, 0.0) + value.detach().double()
-
-    def add_loss(self, metrics: LossMetrics, correction: CorrectionMetrics) -> None:
-        self.loss = metrics if self.loss is None else self.loss + metrics
-        self.correction = correction if self.correction is None else self.correction + correction
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        for name, value in values.items():
+            new = value.detach().double()
+            combine = torch.maximum if name.endswith("_max") else torch.add
+            self.values[name] = combine(self.values[name], new) if name in self.values else new
 
 
 @dataclass
@@ -112,9 +98,7 @@ class PolicyUpdate:
     """Updates a policy's weights with batches of episodes.
 
     Attributes:
-        config: the run's configuration.
         algorithm: the resolved algorithm; it must have a rule.
-        policy, optimizer: the model and its optimizer.
         on_rows: called with the number of rows that the update has finished since the last call.
         distiller: adds a teacher's advantages; None without a teacher.
     """
@@ -135,11 +119,10 @@ class PolicyUpdate:
     def step(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
         """Train on episodes that have a reward and samples; groups are the episodes of one task.
 
-        Raises:
-            BackboneError: the engine did not sample with the policy's weights, or the gradient is not finite.
-            ModelError: the teacher cannot score the episodes.
+        BackboneError: the engine did not sample with the policy's weights, or the gradient is not finite.
+        ModelError: the teacher cannot score the episodes.
         """
-        rows = _rows(episodes)
+        rows = training_rows(episodes)
         has_mini_batches = min(self.config.trainer_common.mini_batch_num, len(episodes)) > 1
         needs_old = self._correction.old_from_trainer and has_mini_batches
         if needs_old or (self._is_low_precision and self._uses_kl_in_reward):
@@ -159,8 +142,8 @@ class PolicyUpdate:
         return advantages.update_result(metrics, rows, sums.token_values.by_sample())
 
     def trainer_logprobs(self, episodes: Sequence[Episode]) -> dict[SampleKey, Sequence[float]]:
-        """Return the logprobs of each sample with the current weights; only those of trained tokens are defined."""
-        rows = self._with_trainer_logprobs(_rows(episodes))
+        """Return each sample's logprobs with the current weights; only those of trained tokens are defined."""
+        rows = self._with_trainer_logprobs(training_rows(episodes))
         return {(row.episode, row.sample): row.old_logprobs for row in rows}
 
     @property
@@ -181,7 +164,6 @@ class PolicyUpdate:
 
     @torch.no_grad()
     def _entropy_threshold(self, rows: Sequence[TrainingRow]) -> float:
-        """Return the entropy above which the tokens of a mini-batch are trained."""
         algorithm = self.config.trainer_common.algorithm
         if not algorithm.selects_by_entropy:
             return -math.inf
@@ -239,14 +221,7 @@ class PolicyUpdate:
         return total
 
     def _accumulate(self, rows: Sequence[TrainingRow], sums: _Sums, *, first: bool, only: bool) -> None:
-        """Add a mini-batch's gradient to the parameters' gradients.
-
-        Args:
-            rows: the rows of the mini-batch.
-            sums: the sums of the step, which are updated.
-            first: whether this is the first mini-batch of the step.
-            only: whether the step has no other mini-batch.
-        """
+        """Add a mini-batch's gradient: the `first` of its step, or the `only` one."""
         scales = row_scales(rows, self.algorithm.loss_agg_mode, self.config.data.max_response_length)
         indexes = list(range(len(rows)))
         threshold = self._entropy_threshold(rows)
@@ -274,9 +249,7 @@ class PolicyUpdate:
         """Return a micro-batch's contribution to its mini-batch's loss, its logprobs and its entropies.
 
         Args:
-            batch: the micro-batch.
             scales: [B], the loss factors of its rows.
-            sums: sums over the step, which are updated.
             first: whether the mini-batch is the first of the step.
             only: whether the mini-batch is the only one of the step.
             threshold: the entropy above which a token's policy loss counts.
@@ -294,7 +267,6 @@ class PolicyUpdate:
                 batch.packing,
                 entropy_gradient=self._entropy_coef > 0,
             )
-        weights = token_weights(batch.train_counts, scales)
         old_logprobs = batch.logprobs
         if self._correction.old_from_trainer:
             # Before the first update of a step, π_old is π.
@@ -307,23 +279,25 @@ class PolicyUpdate:
             calls=batch.calls,
             sampler_logprobs=batch.sampler_logprobs,
         )
-        result, correction = corrected_loss(self._rule, self._correction, policy_batch)
-        loss = (result.token_losses * (entropy.detach() > threshold) * weights).sum()
-        sums.add("loss/policy", loss)
-        sums.add_loss(result.metrics, correction)
-        sums.add("entropy", (entropy * batch.train_counts).sum())
-        if first:
-            _add_logprob_differences(sums, batch, logprobs.detach())
+        common, kl = self.config.trainer_common, None
         if uses_kl_loss(self.config):
-            common = self.config.trainer_common
             with torch.no_grad():
                 reference = self._reference_logprobs(batch)
-            kl = (policy_batch.only_trained(token_kl(logprobs, reference, common.kl_loss_type)) * weights).sum()
-            sums.add("loss/kl", kl)
-            loss = loss + common.kl_loss_coef * kl
-        if self._entropy_coef > 0:
-            loss = loss - self._entropy_coef * (entropy * weights).sum()
-        sums.add("loss/total", loss)
+            kl = token_kl(logprobs, reference, common.kl_loss_type)
+        loss, values = micro_batch_loss(
+            self._rule,
+            self._correction,
+            policy_batch,
+            token_weights(batch.train_counts, scales),
+            selected=entropy.detach() > threshold,
+            kl=kl,
+            kl_coef=common.kl_loss_coef,
+            entropy=entropy if self._entropy_coef > 0 else None,
+            entropy_coef=self._entropy_coef,
+        )
+        sums.add(values | {"entropy": (entropy * batch.train_counts).sum()})
+        if first:
+            sums.add(sampler_gap(logprobs, batch.logprobs, batch.train_counts))
         return loss, logprobs.detach(), entropy.detach()
 
     def _reference_logprobs(self, batch: MicroBatch) -> Tensor:
@@ -340,32 +314,9 @@ class PolicyUpdate:
         return self.policy.micro_batches(rows, self.config.trainer_common.max_tokens_per_micro_batch)
 
     def _summary(self, sums: _Sums, norms: Sequence[float], step: int) -> dict[str, float]:
-        steps = len(norms)
         values = {name: float(value) for name, value in sums.values.items()}
-        assert sums.loss is not None
-        assert sums.correction is not None
-        loss = sums.loss.summary()
-        trained_tokens = float(sums.loss.trained_tokens)
-        compared = max(values["compared_tokens"], 1.0)
-        metrics: dict[str, float] = {
-            name: values[name] / steps for name in ("loss/policy", "loss/kl", "loss/total") if name in values
-        }
-        metrics |= correction_summary({name: float(getattr(sums.correction, name)) for name in CORRECTION_SUMS})
-        metrics |= sums.tokens.metrics()
-        if steps > 1:  # the loss of the first mini-batch is computed with the weights before the step
-            metrics["kl/update"] = loss["approx_kl"]
-        return metrics | {
-            "entropy": values["entropy"] / max(trained_tokens, 1.0),
-            "clip_fraction": loss["clip_fraction_low"] + loss["clip_fraction_high"],
-            "kl/rollout": values["rollout_kl"] / compared,
-            "ratio/mean": loss["ratio_mean"],
-            "ratio/max": loss["ratio_max"],
-            "logprob_difference": values["logprob_difference"] / compared,
-            "grad_norm": sum(norms) / steps,
-            "lr": self.optimizer.lr(step),
-            "update/optimiser_steps": steps,
-            "update/cpu_threads": torch.get_num_threads(),
-        }
+        summary = update_summary(values, norms, self.optimizer.lr(step), len(norms), sums.tokens.metrics())
+        return summary | {"update/cpu_threads": torch.get_num_threads()}
 
     def _check_logprob_gap(self, sums: _Sums, episodes: Sequence[Episode], step: int) -> None:
         difference = float(sums.values["logprob_difference"]) / max(float(sums.values["compared_tokens"]), 1.0)
@@ -376,25 +327,3 @@ class PolicyUpdate:
 
         check_logprob_gap(difference, self.policy.dtype, f"step {step}", pairs(), self._gaps)
         self._gaps.append(difference)
-
-
-def _rows(episodes: Sequence[Episode]) -> list[TrainingRow]:
-    calls = [{call.call_id: call for call in episode.calls} for episode in episodes]
-    temperatures = [{name: call.sampling.temperature for name, call in by_id.items()} for by_id in calls]
-    return [
-        TrainingRow.from_sample(sample, index, number)
-        .with_temperatures(temperatures[index])
-        .with_sampler_logprobs(calls[index])
-        for index, episode in enumerate(episodes)
-        for number, sample in enumerate(episode.samples)
-    ]
-
-
-def _add_logprob_differences(sums: _Sums, batch: MicroBatch, logprobs: Tensor) -> None:
-    """Add the differences between the trainer's logprobs and the sampler's."""
-    is_trained = batch.train_counts.ne(0)
-    counts = batch.train_counts[is_trained]
-    log_ratio = (logprobs - batch.logprobs)[is_trained].double()
-    sums.add("logprob_difference", (log_ratio.abs() * counts).sum())
-    sums.add("rollout_kl", ((log_ratio.expm1() - log_ratio) * counts).sum())
-    sums.add("compared_tokens", counts.sum())

@@ -1,1 +1,1 @@
-"""The memory of a run: its estimate, the plan of a machine, and saved activations."""
+"""A run's memory: its estimate, and the plan of a described machine."""

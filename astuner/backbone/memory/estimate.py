@@ -20,7 +20,6 @@ from astuner.backbone.base import MemoryEstimate, MemoryPart
 from astuner.backbone.training.episode_placement import uses_workers
 from astuner.backbone.training.lora import with_lora
 from astuner.backbone.training.run_inputs import RunInputs, validation_repeats
-from astuner.config.conditions import uses_starting_model
 from astuner.config.root import AstunerConfig
 from astuner.errors import AstunerError, ModelError
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
@@ -54,9 +53,6 @@ class BatchShape:
     """Numbers of tokens in a training step.
 
     Attributes:
-        groups: tasks of a mini-batch.
-        rows: samples of a mini-batch.
-        prompt: tokens of a prompt.
         answer: trained tokens of a sample, on average.
         longest: tokens of the longest sample.
         episodes: maximum number of concurrent episodes in the process, in training or in validation.
@@ -86,9 +82,12 @@ class BatchShape:
         """Return the shape of one step in the run."""
         common, rollout, tasks = config.trainer_common, config.rollout, run_inputs.tasks
         batch = min(config.data.train_batch_size, len(tasks.training))
-        if common.algorithm.adv_estimator == "sft":
-            longest = max((_transcript_length(run_inputs, index) for index in range(min(_PROMPTS, batch))), default=1)
-            longest = min(longest, rollout.max_model_len)
+        if config.is_supervised:
+            transcripts = [
+                run_inputs.codec.transcript(task.init_messages, task.metadata.get("tools"))[0]
+                for task in tasks.training[: min(_PROMPTS, batch)]
+            ]
+            longest = min(max(map(len, transcripts), default=1), rollout.max_model_len)
             return BatchShape(batch, batch, 0, longest, longest, 0, 0)
         episodes = batch * rollout.num_repeat
         steps = rollout.multi_turn.expected_steps
@@ -97,10 +96,10 @@ class BatchShape:
         answer = max(min(rollout.max_response_length_in_one_turn, rollout.max_model_len - 1), 1)
         prompt = max(min(_prompt_length(run_inputs), rollout.max_model_len - answer), 1)
         return BatchShape(
-            groups=_divided(batch, mini_batches),
-            rows=_divided(episodes, mini_batches) * steps,
+            groups=divided(batch, mini_batches),
+            rows=divided(episodes, mini_batches) * steps,
             prompt=prompt,
-            answer=_divided(answer, 2),
+            answer=divided(answer, 2),
             longest=prompt + answer,
             episodes=max(episodes, validation),
             concurrent=min(rollout.max_env_worker, rollout.max_num_seqs, max(episodes, validation)),
@@ -108,21 +107,16 @@ class BatchShape:
 
     @staticmethod
     def longest_of(config: AstunerConfig, max_positions: int) -> BatchShape:
-        """Return the shape of a step in which every sample is as long as the configuration allows.
-
-        Args:
-            config: the configuration.
-            max_positions: number of positions of the model.
-        """
+        """Return the shape of a step in which every sample is as long as the configuration allows."""
         common, rollout = config.trainer_common, config.rollout
         longest = min(rollout.max_model_len, max_positions)
-        prompt = 1 if common.algorithm.adv_estimator == "sft" else min(config.data.max_prompt_length, longest - 1)
+        prompt = 1 if config.is_supervised else min(config.data.max_prompt_length, longest - 1)
         batch = config.data.train_batch_size
-        episodes = batch * (1 if common.algorithm.adv_estimator == "sft" else rollout.num_repeat)
+        episodes = batch * (1 if config.is_supervised else rollout.num_repeat)
         mini_batches = min(common.mini_batch_num, episodes)
         return BatchShape(
-            groups=_divided(batch, mini_batches),
-            rows=_divided(episodes, mini_batches) * rollout.multi_turn.expected_steps,
+            groups=divided(batch, mini_batches),
+            rows=divided(episodes, mini_batches) * rollout.multi_turn.expected_steps,
             prompt=prompt,
             answer=longest - prompt,
             longest=longest,
@@ -131,7 +125,7 @@ class BatchShape:
         )
 
 
-def _divided(number: int, by: int) -> int:
+def divided(number: int, by: int) -> int:
     """Return the quotient, rounded up; exact for numbers of any size."""
     return -(-number // by)
 
@@ -148,11 +142,6 @@ def _prompt_length(run_inputs: RunInputs) -> int:
     return max(lengths)
 
 
-def _transcript_length(run_inputs: RunInputs, index: int) -> int:
-    task = run_inputs.tasks.training[index]
-    return len(run_inputs.codec.transcript(task.init_messages, task.metadata.get("tools"))[0])
-
-
 @dataclass(frozen=True)
 class ModelShape:
     """The shape of a model in training.
@@ -162,8 +151,6 @@ class ModelShape:
         text: the transformers configuration of its language model.
         parameters: number of distinct weights without adapters; tied weights count once.
         trained: number of trained weights.
-        dtype: the dtype that the model computes in.
-        device: the device that it would be loaded to.
         joins_weights: whether the embedded engine joins the weights of its layers.
         counted: bytes of a token that the backward pass needs, if they were counted before; otherwise None.
         memory: bytes of the device, if it is not one of this machine; otherwise None.
@@ -229,25 +216,10 @@ class ModelShape:
         return float(_KEPT_PER_LAYER * self.text.num_hidden_layers * self.text.hidden_size * self.width)
 
     def _kept_per_token(self, tokens: int, with_mask: bool) -> float:
-        """Return the number of bytes per token that a forward pass keeps for the backward pass."""
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        body = base.get_decoder()
-        body.train()
-        kept: dict[int, torch.UntypedStorage] = {}
-        weights = {parameter.untyped_storage()._cdata for parameter in base.parameters()}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            storage = tensor.untyped_storage()
-            if storage._cdata not in weights:
-                kept[storage._cdata] = storage
-            return tensor
-
         ids = torch.zeros((1, tokens), dtype=torch.int64, device="meta")
         mask = torch.ones((1, 1, tokens, tokens), dtype=torch.bool, device="meta") if with_mask else None
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            body(input_ids=ids, attention_mask=mask, use_cache=False)
-        total: int = sum(storage.nbytes() for storage in kept.values())
-        return total / tokens
+        return kept_bytes(base, ids, mask) / tokens
 
     @property
     def available(self) -> int:
@@ -257,6 +229,24 @@ class ModelShape:
         if self.device.type == "cuda":
             return int(torch.cuda.get_device_properties(self.device).total_memory)
         return machine_memory()
+
+
+def kept_bytes(model: Any, ids: torch.Tensor, mask: torch.Tensor | None = None) -> int:
+    """Return the bytes that a forward pass of a model's decoder keeps for the backward pass, without weights."""
+    body = model.get_decoder()
+    body.train()
+    kept: dict[int, torch.UntypedStorage] = {}
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in weights:
+            kept[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        body(input_ids=ids, attention_mask=mask, use_cache=False)
+    return sum(storage.nbytes() for storage in kept.values())
 
 
 def machine_memory() -> int:
@@ -271,15 +261,9 @@ def machine_memory() -> int:
 
 
 def model_shape(config: AstunerConfig, model_path: str, device: torch.device | None = None) -> ModelShape:
-    """Read the shape of a model.
+    """Read the shape of the model in a folder or at Hugging Face, on `device`; None is `trainer_common.device`.
 
-    Args:
-        config: the configuration.
-        model_path: a folder with config.json, or a Hugging Face name.
-        device: the device that it would be loaded to; None for `trainer_common.device`.
-
-    Raises:
-        ModelError: `model_path` has no readable configuration, or the model lacks the target modules of LoRA.
+    ModelError: it has no readable configuration, or lacks the target modules of LoRA.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -308,7 +292,7 @@ def engine_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) ->
     if shape.joins_weights:
         joined = (shape.parameters + shape.packed_head) * shape.width
         parts.append(MemoryPart("engine: joined weights", joined, SMALLER_MODEL))
-    if uses_starting_model(config.rollout):
+    if config.rollout.uses_starting_model:
         parts += [replace(part, name=part.name.replace("engine", "starting model")) for part in parts]
     kv, seqs = shape.kv, config.rollout.max_num_seqs
     # The engine starts after the weights in training, and before the optimizer.
@@ -320,7 +304,7 @@ def engine_parts(config: AstunerConfig, shape: ModelShape, batch: BatchShape) ->
 
 
 def process_parts(config: AstunerConfig, batch: BatchShape, device: torch.device) -> list[MemoryPart]:
-    """Return the memory of a run without the model: the process with its libraries, and the episodes of a step."""
+    """Return a run's memory without the model: the process with its libraries, and the episodes of a step."""
     if device.type == "cuda":
         return [MemoryPart("CUDA context and kernels", CUDA_CONTEXT, "use another GPU")]
     # This process has imported the libraries and the user's code, and has read the tasks.
@@ -333,17 +317,11 @@ def process_parts(config: AstunerConfig, batch: BatchShape, device: torch.device
     ]
     if uses_workers(config) and batch.concurrent:
         size = _FORK_SERVER + batch.concurrent * _EPISODE_PROCESS
-        parts.append(MemoryPart("episode workers", size, "lower rollout.max_env_worker, or use isolation: thread"))
+        parts.append(MemoryPart("episode workers", size, "lower rollout.max_env_worker"))
     return parts
 
 
 def process_estimate(config: AstunerConfig, batch: BatchShape, excluded: str) -> MemoryEstimate:
-    """Return the estimate of a process whose model is in other processes.
-
-    Args:
-        config: the configuration.
-        batch: the shape of a step.
-        excluded: the other processes.
-    """
+    """Return the estimate of a process whose model is in other processes."""
     parts = tuple(process_parts(config, batch, torch.device("cpu")))
     return MemoryEstimate(0, 0, {"step": parts}, machine_memory(), excluded)

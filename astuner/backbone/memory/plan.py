@@ -6,20 +6,29 @@ tensors in tests/backbone/test_memory_plan.py.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from astuner.algorithms.credit_assignment import uses_kl_loss
 from astuner.backbone.base import MemoryPart
-from astuner.backbone.memory.activations import activation_bytes
-from astuner.backbone.memory.estimate import CUDA_CONTEXT, SMALLER_MODEL, ModelShape, model_shape
+from astuner.backbone.memory.estimate import (
+    CUDA_CONTEXT,
+    SMALLER_MODEL,
+    ModelShape,
+    divided,
+    kept_bytes,
+    model_shape,
+)
 from astuner.backbone.packing.attention import undivided_heads
+from astuner.backbone.training.trainer_section import leaves
 from astuner.config.keys import KeyPath, dotted
-from astuner.config.machine import Machine
 from astuner.config.root import AstunerConfig, RunConfig
-from astuner.config.trainer_overrides import leaves
 from astuner.errors import ConfigError
+from astuner.system.gpus import Machine
 
 SYNC_BUFFER = 2048 * 2**20
 """Bytes of verl's buffer for weights on their way to the engine (`update_weights_bucket_megabytes`)."""
@@ -38,20 +47,65 @@ _MICRO_BATCH = (
 )
 _CHECKPOINTING = "set model.gradient_checkpointing: True"
 ENGINE_SHARE = "lower rollout.gpu_memory_utilization"
+# The attention with which activations are counted, and the tokens of the shortest of three forward passes.
+_COUNTED_ATTENTION = "astuner_counted"
+_COUNTED_TOKENS = 32
+
+
+class _FlashAttention(torch.autograd.Function):
+    """Keeps for the backward pass what flash-attention keeps (arXiv:2307.08691); computes nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        output = torch.empty_like(query)
+        log_sum = query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(query, key, value, output, log_sum)
+        return output
+
+
+def _attention(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **_: Any
+) -> tuple[Tensor, None]:
+    output: Tensor = _FlashAttention.apply(query, key, value)  # type: ignore[no-untyped-call]
+    return output.transpose(1, 2), None
+
+
+def activation_bytes(model_path: str, dtype: torch.dtype, *, autocast: bool) -> float | None:
+    """Return the bytes per token that the backward pass needs in a model without adapters, excluding the logits.
+
+    Args:
+        model_path: a folder with config.json, or a Hugging Face name.
+        autocast: whether the weights are in float32 and computations are cast, as on the local backbone; otherwise
+            all weights have the dtype, as FSDP casts them.
+
+    Returns:
+        None for architectures that cannot run on fake tensors.
+    """
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(_COUNTED_ATTENTION, _attention)
+    shape = AutoConfig.from_pretrained(model_path)
+    shape._attn_implementation = _COUNTED_ATTENTION
+    # Some architectures have operations that fake tensors lack, or their own attention, with errors of various types.
+    with contextlib.suppress(Exception), FakeTensorMode():
+        model = AutoModelForCausalLM.from_config(shape, dtype=torch.float32 if autocast else dtype)
+        cast = torch.autocast("cpu", dtype) if autocast and dtype != torch.float32 else contextlib.nullcontext()
+        with cast:
+            first, second, third = (
+                kept_bytes(model, torch.zeros((1, number * _COUNTED_TOKENS), dtype=torch.int64)) for number in (1, 2, 3)
+            )
+        # The derivative at length 0 of a quadratic function, which leaves out copies of weights and masks.
+        return (-5 * first + 8 * second - 3 * third) / (2 * _COUNTED_TOKENS)
+    return None
 
 
 def gpu_model_shape(config: AstunerConfig, model_path: str, machine: Machine, *, autocast: bool) -> ModelShape:
-    """Return the model's shape on one of the machine's GPUs.
+    """Return the model's shape on one of the machine's GPUs; `autocast` is as in `activation_bytes`.
 
-    Args:
-        config: the configuration.
-        model_path: a folder with config.json, or a Hugging Face name.
-        machine: the machine.
-        autocast: see `activation_bytes`.
-
-    Raises:
-        ModelError: the model has no readable configuration, or lacks the target modules of LoRA.
-        ConfigError: the engines' or Ulysses' parallelism cannot divide the attention heads of the model.
+    ModelError: it has no readable configuration, or lacks the target modules of LoRA. ConfigError: the engines' or
+    Ulysses' parallelism cannot divide the attention heads of the model.
     """
     shape = model_shape(config, model_path, torch.device("cuda"))
     for _, text in undivided_heads(config, getattr(shape.text, "num_attention_heads", 0)):
@@ -62,14 +116,7 @@ def gpu_model_shape(config: AstunerConfig, model_path: str, machine: Machine, *,
 
 @dataclass(frozen=True)
 class ShardedTrainer:
-    """verl's FSDP workers, which train for the verl backbone and for Trinity on GPUs.
-
-    Attributes:
-        config: the configuration.
-        shape: the model.
-        gpus: number of GPUs among which the weights are sharded.
-        reference_gpus: number of GPUs among which the weights of the reference model are sharded.
-    """
+    """verl's FSDP workers, which train for the verl backbone and for Trinity, with weights sharded over some GPUs."""
 
     config: AstunerConfig
     shape: ModelShape
@@ -87,12 +134,12 @@ class ShardedTrainer:
     def weights(self) -> MemoryPart:
         """Shards of the weights, in float32."""
         fix = f"{_PARAM_OFFLOAD}, or {SMALLER_MODEL}"
-        return MemoryPart("weights", _share(self.shape.parameters * 4, self.gpus), fix)
+        return MemoryPart("weights", divided(self.shape.parameters * 4, self.gpus), fix)
 
     @property
     def optimizer(self) -> MemoryPart:
         """Shards of AdamW's moments."""
-        return MemoryPart("optimizer (AdamW)", _share(self.shape.trained * 8, self.gpus), _SHARD)
+        return MemoryPart("optimizer (AdamW)", divided(self.shape.trained * 8, self.gpus), _SHARD)
 
     @property
     def resting(self) -> list[MemoryPart]:
@@ -109,7 +156,7 @@ class ShardedTrainer:
         config, shape = self.config, self.shape
         is_used = uses_kl_loss(config) or config.trainer_common.algorithm.use_kl_in_reward
         size = (
-            0 if config.model.lora.rank or not is_used else _share(shape.parameters * shape.width, self.reference_gpus)
+            0 if config.model.lora.rank or not is_used else divided(shape.parameters * shape.width, self.reference_gpus)
         )
         fix = "set trainer_common.use_kl_loss: False, or train adapters, which need no copy"
         return [MemoryPart("reference model", size, fix)] if size else []
@@ -117,7 +164,8 @@ class ShardedTrainer:
     @property
     def gathered(self) -> MemoryPart:
         """The embedding weights and the layers that FSDP has gathered."""
-        return MemoryPart("gathered weights", self._gathered, SMALLER_MODEL)
+        layers = _GATHERED_LAYERS * self._layer if self.gpus > 1 else self._layer
+        return MemoryPart("gathered weights", (self._head + layers) * self.shape.width, SMALLER_MODEL)
 
     @property
     def _layer(self) -> int:
@@ -126,11 +174,6 @@ class ShardedTrainer:
     @property
     def _head(self) -> int:
         return int(self.shape.text.hidden_size) * int(self.shape.text.vocab_size)
-
-    @property
-    def _gathered(self) -> int:
-        layers = _GATHERED_LAYERS * self._layer if self.gpus > 1 else self._layer
-        return (self._head + layers) * self.shape.width
 
     def _logits(self, copies: int) -> MemoryPart:
         size = self.tokens * self.shape.text.vocab_size * self.shape.width * copies
@@ -158,12 +201,12 @@ class ShardedTrainer:
         moments = [[logits], [layer, reduced] if self.config.model.gradient_checkpointing else [reduced]]
         return [
             replace(self.weights, fix=_SHARD),
-            MemoryPart("gradients", _share(self.shape.trained * 4, self.gpus), _SHARD),
+            MemoryPart("gradients", divided(self.shape.trained * 4, self.gpus), _SHARD),
             self.optimizer,
             *self._reference,
             self.gathered,
             kept,
-            *max(moments, key=_total),
+            *max(moments, key=lambda parts: sum(part.size for part in parts)),
         ]
 
     @property
@@ -171,8 +214,8 @@ class ShardedTrainer:
         """Parts of the phase that computes log-probabilities."""
         _, layer = self._activations()
         resting = [part for part in self.resting if part.name != self.weights.name]
-        logits = self._logits(_FORWARD_LOGITS)
-        return [replace(self.weights, fix=_SHARD), *resting, self.gathered, max(logits, layer, key=_size)]
+        largest = max(self._logits(_FORWARD_LOGITS), layer, key=lambda part: part.size)
+        return [replace(self.weights, fix=_SHARD), *resting, self.gathered, largest]
 
     @property
     def sync(self) -> list[MemoryPart]:
@@ -195,11 +238,7 @@ class ShardedTrainer:
 
 
 def planned_run(config: RunConfig, machine: Machine) -> RunConfig:
-    """Return the configuration for a run on the described machines' GPUs. Several machines are one Ray cluster.
-
-    Raises:
-        ConfigError: the run needs more GPUs than a machine has.
-    """
+    """Return the configuration for the described machines, one Ray cluster; ConfigError: they have too few GPUs."""
     common = config.astuner.trainer_common
     asked = common.n_gpus_per_node
     if asked is not None and asked > machine.gpus:
@@ -215,15 +254,9 @@ def planned_run(config: RunConfig, machine: Machine) -> RunConfig:
 
 
 def fsdp_shards(section: object, path: KeyPath, gpus: int) -> int:
-    """Return the number of GPUs among which verl shards a model: `fsdp_size`, or all GPUs of the trainer.
+    """Return among how many GPUs verl shards a model: `fsdp_size`, or all `gpus` of the trainer.
 
-    Args:
-        section: the `verl:` or `trinity:` section.
-        path: the name of the section and the path of its `fsdp_size`.
-        gpus: number of GPUs of the trainer.
-
-    Raises:
-        ConfigError: `fsdp_size` is not a number that divides the GPUs.
+    `path` names the section and the key. ConfigError: `fsdp_size` is not a number that divides the GPUs.
     """
     values = [value for found, value in leaves(section) if found == path[1:]]
     size = values[-1] if values else -1
@@ -236,7 +269,7 @@ def fsdp_shards(section: object, path: KeyPath, gpus: int) -> int:
 
 
 def max_length(config: AstunerConfig, shape: ModelShape) -> int:
-    """Return the tokens of the longest sample: max_model_len, limited to the model's number of positions."""
+    """Return the longest sample's tokens: max_model_len, limited to the model's number of positions."""
     positions = getattr(shape.text, "max_position_embeddings", None) or config.rollout.max_model_len
     return min(config.rollout.max_model_len, int(positions))
 
@@ -247,7 +280,7 @@ def engine_parts(
     """Return an engine's memory parts on one GPU, and what does not fit into its share of the GPU."""
     size, share = config.rollout.tensor_model_parallel_size, config.rollout.gpu_memory_utilization or default_share
     budget = int(machine.memory * share)
-    weights = _share(shape.parameters * shape.width, size)
+    weights = divided(shape.parameters * shape.width, size)
     kv = shape.kv
     sequence = max_length(config, shape) * kv.bytes_per_token // min(size, max(kv.heads, 1))
     cache = max(budget - weights, sequence)
@@ -268,15 +301,3 @@ def engine_parts(
 def cuda_contexts(processes: int) -> MemoryPart:
     """Return the memory that several processes' CUDA contexts take on a GPU."""
     return MemoryPart("CUDA contexts and kernels", processes * CUDA_CONTEXT, "use another GPU")
-
-
-def _share(size: int, parts: int) -> int:
-    return -(-size // parts)
-
-
-def _size(part: MemoryPart) -> int:
-    return part.size
-
-
-def _total(parts: list[MemoryPart]) -> int:
-    return sum(part.size for part in parts)

@@ -27,12 +27,7 @@ def flash_attention_command() -> str:
 
 
 def undivided_heads(run: AstunerConfig, heads: int) -> Iterator[tuple[str, str]]:
-    """Yield each key that divides the attention heads of a model among GPUs and does not fit, with the problem.
-
-    Args:
-        run: the configuration.
-        heads: number of attention heads; 0 if it is not known.
-    """
+    """Yield each key that divides a model's attention heads (0 if unknown) and does not fit, with the problem."""
     sizes = {
         "astuner.rollout.tensor_model_parallel_size": run.rollout.tensor_model_parallel_size,
         "astuner.trainer_common.ulysses_sequence_parallel_size": run.trainer_common.ulysses_sequence_parallel_size,
@@ -48,7 +43,6 @@ def attention_error(name: str, value: object, *, flash_attention: bool) -> str:
     """Return why the run cannot use an attention implementation, and a fix; "" if it can.
 
     Args:
-        name: the key that selects the implementation.
         value: the implementation's name in transformers.
         flash_attention: whether flash-attention 2 can be imported.
     """

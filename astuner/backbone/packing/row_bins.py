@@ -20,7 +20,6 @@ class RowBin:
     """The rows of a micro-batch.
 
     Attributes:
-        rows: row numbers.
         tokens: number of tokens that a forward pass computes, including padding.
         packing: the packing of the rows if each distinct prefix is computed once, else None.
     """
@@ -32,12 +31,7 @@ class RowBin:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows that a process computes in one micro-batch.
-
-    Attributes:
-        rows: row numbers.
-        shares: whether each distinct prefix is computed once.
-    """
+    """Rows that a process computes in one micro-batch; it `shares` distinct prefixes or computes each row."""
 
     rows: list[int]
     shares: bool = False
@@ -45,12 +39,7 @@ class RowGroup:
 
 @dataclass
 class UpdateTokens:
-    """Token counts in an update's forward passes.
-
-    Attributes:
-        computed: number of tokens that were computed, including padding.
-        distinct: number of distinct prefixes in each mini-batch's rows, the minimum that must be computed.
-    """
+    """Tokens in an update's forward passes: computed ones, with padding, and the minimum, distinct prefixes."""
 
     computed: int = 0
     distinct: int = 0
@@ -67,15 +56,9 @@ class UpdateTokens:
 def prefix_bins(
     encoded: Sequence[bytes], token_budget: int, should_pack: Callable[[Packing], bool]
 ) -> tuple[list[RowBin], list[list[int]]]:
-    """Group rows with common prefixes, and pack the groups for which this is cheaper than separate rows.
+    """Group rows with common prefixes; return bins with packings, and the groups that `should_pack` rejects.
 
-    Args:
-        encoded: the token ids of each row, as `encode_ids` returns them.
-        token_budget: maximum number of distinct prefixes in a group; a longer row is a separate group.
-        should_pack: returns whether to compute a packing instead of separate rows.
-
-    Returns:
-        The bins with packings, and the groups of rows that are not packed.
+    A group has at most `token_budget` distinct prefixes, or one row.
     """
     packed: list[RowBin] = []
     separate: list[list[int]] = []
@@ -89,13 +72,7 @@ def prefix_bins(
 
 
 def padded_bins(rows: Sequence[int], lengths: Sequence[int], token_budget: int) -> list[RowBin]:
-    """Group rows of similar length, which minimises padding.
-
-    Args:
-        rows: row numbers.
-        lengths: number of tokens of each row, indexed by row number.
-        token_budget: maximum of rows × longest row in a group; a longer row is a separate group.
-    """
+    """Group rows of similar length, which minimises padding, with at most `token_budget` tokens or one row."""
     bins: list[RowBin] = []
     current: list[int] = []
 
@@ -118,7 +95,6 @@ def padded_budget(token_budget: int, device: torch.device) -> int:
 
 
 def _prefix_groups(encoded: Sequence[bytes], token_budget: int) -> list[list[int]]:
-    """Split rows into groups of at most `token_budget` distinct prefixes; rows with a common prefix stay together."""
     groups: list[list[int]] = []
     total = 0
     for row, new_tokens in in_prefix_order(encoded):

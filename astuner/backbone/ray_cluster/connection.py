@@ -17,9 +17,14 @@ from typing import Any
 
 import psutil
 
-from astuner.backbone.ray_cluster.environment import LEAST_CPUS, TOKEN_MODE, environment_replaced
+from astuner.backbone.ray_cluster.environment import (
+    LEAST_CPUS,
+    TEMP_DIR_FIX,
+    TOKEN_MODE,
+    environment_replaced,
+    ray_temp_dir,
+)
 from astuner.backbone.ray_cluster.session_guard import SESSION, session_guard
-from astuner.backbone.ray_cluster.temp_dir import TEMP_DIR_FIX, ray_temp_dir
 from astuner.errors import BackboneError, first_line
 from astuner.system.localhost import ADDRESS
 
@@ -44,11 +49,7 @@ _FIX = (
 
 
 def check_not_connected() -> None:
-    """Check that this process is not connected to a Ray instance.
-
-    Raises:
-        BackboneError: this process is connected to a Ray instance.
-    """
+    """Raise BackboneError if this process is connected to a Ray instance."""
     ray = sys.modules.get("ray")
     if ray is not None and ray.is_initialized():
         raise BackboneError(
@@ -61,13 +62,8 @@ def check_not_connected() -> None:
 def ray_connected(settings: Mapping[str, Any]) -> Iterator[None]:
     """Start a Ray instance during the block, or connect to an existing one at `address`, which keeps running.
 
-    The processes of an instance that is started here end with this process, even if it is killed.
-
-    Args:
-        settings: arguments of `ray.init`.
-
-    Raises:
-        BackboneError: Ray cannot be started, or there is none at the address.
+    The processes of an instance that is started here end with this process, even if it is killed. BackboneError:
+    Ray cannot be started, or there is none at the address.
     """
     import ray
 
@@ -187,30 +183,10 @@ def _cannot_connect(address: str) -> str:
     return f"could not connect to Ray at {address}"
 
 
-def check_ray_reachable(address: str | None) -> None:
-    """Check that a Ray instance answers at the configured address.
-
-    Args:
-        address: `trainer_common.ray_address`; if None, nothing is checked.
-
-    Raises:
-        BackboneError: no Ray instance answers.
-    """
-    if address is not None:
-        find_ray(address)
-
-
 def find_ray(address: str, timeout: float = 60.0) -> str:
-    """Return the `host:port` of a running Ray instance.
+    """Return the `host:port` of a running Ray instance; raise BackboneError if none answers.
 
     Ray's own connection attempt waits for minutes and reports little, so the address is probed first.
-
-    Args:
-        address: `trainer_common.ray_address`: `host:port` or `auto`.
-        timeout: seconds to wait for an answer.
-
-    Raises:
-        BackboneError: no Ray instance answers.
     """
     import ray
     from ray._private.services import canonicalize_bootstrap_address
@@ -239,15 +215,7 @@ def find_ray(address: str, timeout: float = 60.0) -> str:
 
 
 def find_gpus(address: str, timeout: float = 60.0) -> list[str]:
-    """Return the GPU types that the nodes in a running Ray instance have, without connecting this process.
-
-    Args:
-        address: `trainer_common.ray_address`: `host:port` or `auto`.
-        timeout: seconds to wait for each answer.
-
-    Raises:
-        BackboneError: no Ray instance answers.
-    """
+    """Return the GPU types in a running Ray instance, without connecting; raise BackboneError if none answers."""
     command = [sys.executable, "-c", _RESOURCES, find_ray(address, timeout)]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=True)
@@ -267,14 +235,9 @@ def _gpu_types(nodes: Iterable[Mapping[str, float]]) -> list[str]:
 
 
 def check_has_no_gpus(why: str, fix: str) -> None:
-    """Check that the connected Ray instance has no GPUs, before a run whose `device: auto` has become `cpu` uses it.
+    """Raise BackboneError if a node of the connected Ray has GPUs, and `device: auto` has become `cpu`.
 
-    Args:
-        why: why the run uses the CPU, as the end of a sentence.
-        fix: how to train on the GPUs, as an imperative without a period.
-
-    Raises:
-        BackboneError: a node has GPUs.
+    `why` ends a sentence: why the run uses the CPU. `fix` is an imperative: how to train on the GPUs.
     """
     import ray
 

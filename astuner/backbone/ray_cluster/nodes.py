@@ -1,4 +1,4 @@
-"""The nodes of the Ray cluster that a run has joined: their addresses, what runs on them, and errors of lost nodes."""
+"""The Ray cluster's nodes that a run has joined: their addresses, actors and results, and lost nodes' errors."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import contextlib
 import ipaddress
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from astuner.errors import AstunerError, BackboneError, ModelError, RecordError, first_line
 from astuner.system.localhost import ADDRESS
+
+if TYPE_CHECKING:
+    from ray.exceptions import RayTaskError
 
 # Ray reports a process as unavailable at once, and its node as dead after five failed health checks, one every 3 s.
 _DETECTION_SECONDS = 30.0
@@ -21,13 +24,9 @@ _FAILURES = (BackboneError, ModelError, RecordError)
 
 @contextlib.contextmanager
 def lost_nodes_named(advice: str) -> Iterator[None]:
-    """Name the nodes that the connected Ray cluster has lost in an error that ends the block.
+    """Name the nodes that the Ray cluster has lost since the block's start in the error that ends it, a BackboneError.
 
-    Args:
-        advice: how to continue, as a sentence without a period. Added to errors that are not astuner's.
-
-    Raises:
-        BackboneError: a process failed, and the cluster has lost a node since the start of the block.
+    `advice` says how to continue, as a sentence without a period; it is added to errors that are not astuner's.
     """
     from ray.exceptions import RayTaskError
 
@@ -56,7 +55,6 @@ def living_nodes() -> dict[str, str]:
 
 
 def _lost_nodes(nodes: Mapping[str, str]) -> tuple[list[str], int]:
-    """Return the lost nodes' addresses among `nodes`, and the number of living nodes in the cluster."""
     until = time.monotonic() + _DETECTION_SECONDS
     while True:
         living = living_nodes()
@@ -68,13 +66,7 @@ def _lost_nodes(nodes: Mapping[str, str]) -> tuple[list[str], int]:
 
 
 def node_loss_message(lost: list[str], left: int, failure: str) -> str:
-    """Return the message for a run that ended after losing nodes.
-
-    Args:
-        lost: addresses of the lost nodes.
-        left: number of nodes that are left.
-        failure: the failure, with advice on how to continue.
-    """
+    """Return the message for a run that ended after losing nodes; `failure` says how to continue."""
     noun = "node" if len(lost) == 1 else "nodes"
     are = "node is" if left == 1 else "nodes are"
     return (
@@ -86,11 +78,8 @@ def node_loss_message(lost: list[str], left: int, failure: str) -> str:
 def override_actor_options(overrides: Callable[[str, Any], dict[str, Any]]) -> Callable[[], None]:
     """Start actors with other options from now on, and return a function that undoes this.
 
-    Libraries have no setting for the nodes and the resources of their actors.
-
-    Args:
-        overrides: returns Ray options that replace an actor's own, from its class's module and its scheduling strategy,
-            which is None by default.
+    Libraries have no setting for the nodes and the resources of their actors. `overrides` returns Ray options that
+    replace an actor's own, from its class's module and its scheduling strategy, which is None by default.
     """
     from ray.actor import ActorClass
 
@@ -118,16 +107,7 @@ def on_this_node() -> dict[str, Any]:
 
 
 def check_can_reach(server: str, addresses: Iterable[str], fix: str) -> None:
-    """Check that all nodes of a cluster can reach a server that listens on this machine's loopback address only.
-
-    Args:
-        server: the name of the server.
-        addresses: IP addresses of the nodes.
-        fix: how to run without the other nodes.
-
-    Raises:
-        BackboneError: a node is on another machine.
-    """
+    """Raise BackboneError if a node is on another machine: `server` listens on this machine's loopback address only."""
     here = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     others = [node for node in addresses if node not in here and not ipaddress.ip_address(node).is_loopback]
     if others:
@@ -135,3 +115,45 @@ def check_can_reach(server: str, addresses: Iterable[str], fix: str) -> None:
             f"{server} listens on {ADDRESS} of this machine, but the Ray cluster also has nodes on other machines "
             f"({', '.join(others)}), whose processes cannot reach it; {fix}"
         )
+
+
+class ActorLostError(Exception):
+    """An actor has died, or has not answered in time."""
+
+
+def actor_stream(method: Any, arguments: tuple[Any, ...], timeout: float | None) -> Iterator[Any]:
+    """Call a generator method of an actor, and yield its results, each within `timeout` seconds; None waits forever.
+
+    ActorLostError: the actor has died, or a result did not arrive in time. RayTaskError: the method raised an
+    exception.
+    """
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+
+    try:
+        stream = method.options(num_returns="streaming").remote(*arguments)
+        while True:
+            ready, _ = ray.wait([stream], timeout=timeout)
+            if not ready:
+                raise ActorLostError(f"no episode finished within {timeout:.0f} s")
+            try:
+                reference = next(stream)
+            except StopIteration:
+                return
+            yield ray.get(reference)
+    except RayTaskError:
+        raise
+    # A RayError of any kind: when a node fails, Ray loses the actor, its objects, or their owner.
+    except RayError as error:
+        raise ActorLostError(first_line(error)) from error
+
+
+def to_astuner_error(error: RayTaskError, message: str) -> AstunerError:
+    """Return the exception of a remote task as an astuner error, chained to the remote traceback."""
+    cause = error.cause
+    if isinstance(cause, AstunerError):
+        converted = type(cause)(str(cause))
+    else:
+        converted = BackboneError(f"{message}: {type(cause).__name__}: {cause}")
+    converted.__cause__ = error
+    return converted

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import psutil
 
-import astuner
-from astuner.backbone.ray_cluster.temp_dir import remove_ray_temp_dir
+from astuner.backbone.ray_cluster.environment import remove_ray_temp_dir
+from astuner.system.paths import python_path
 from astuner.system.process_tree import child_pids, end_processes, environment_variable, find_process, is_running
 
 SESSION = "ASTUNER_RAY_SESSION"
@@ -33,16 +33,10 @@ _GRACE_SECONDS = 2.0
 
 @contextlib.contextmanager
 def session_guard(folder: str) -> Iterator[None]:
-    """Run the guard during the block.
-
-    Args:
-        folder: the temporary folder of the Ray instance, whose processes have it in the variable `SESSION`.
-    """
-    package = str(Path(astuner.__file__).parents[1])
-    python_path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
+    """Run the guard during the block. The instance's processes have `folder`, its temporary one, in `SESSION`."""
     guard = subprocess.Popen(
         (sys.executable, "-P", "-m", "astuner.backbone.ray_cluster.session_guard", str(os.getpid()), folder),
-        env={**os.environ, "PYTHONPATH": python_path},
+        env={**os.environ, "PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C in the terminal must not end it

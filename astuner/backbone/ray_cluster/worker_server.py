@@ -29,10 +29,11 @@ from typing import Any, NoReturn
 
 from loguru import logger
 
-import astuner
 from astuner.backbone.ray_cluster import worker_client
-from astuner.backbone.ray_cluster.temp_dir import short_parent
+from astuner.backbone.ray_cluster.environment import short_parent
+from astuner.system import forking
 from astuner.system.forking import ForkingServer
+from astuner.system.paths import python_path
 
 # Workers end when Ray does. Those that remain so long after the main process has ended are killed.
 _END_SECONDS = 5.0
@@ -43,25 +44,17 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
 class WorkerServer:
-    """The main process's handle of the server.
-
-    Attributes:
-        executable: the command with which Ray starts its workers, `py_executable` of a runtime environment.
-    """
+    """The main process's handle of the server. Ray starts its workers with `executable`."""
 
     def __init__(self, folder: Path, modules: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start the process, which imports the modules while this one continues.
+        """Start the process in a folder with a short path; it imports the modules while this one continues.
 
-        Args:
-            folder: an existing folder with a short path, for the socket and the errors.
-            modules: the modules to import. They must not start threads, nor import Ray, which reads variables at its
-                import that differ between workers.
-            environment: variables to set in addition to those of this process.
+        The modules must not start threads, nor import Ray, which reads variables at its import that differ
+        between workers.
         """
         path, self._errors = folder / "workers", folder / "errors"
-        package = str(Path(astuner.__file__).parents[1])
-        python_path = filter(None, (environment.get("PYTHONPATH"), package, os.environ.get("PYTHONPATH")))
-        variables = {**_ONE_THREAD, **os.environ, **environment, "PYTHONPATH": os.pathsep.join(python_path)}
+        path_of_workers = python_path(environment.get("PYTHONPATH"))
+        variables = {**_ONE_THREAD, **os.environ, **environment, "PYTHONPATH": path_of_workers}
         with socket.socket(socket.AF_UNIX) as listener, self._errors.open("wb") as errors:
             listener.bind(str(path))
             listener.listen(128)
@@ -74,7 +67,7 @@ class WorkerServer:
                 pass_fds=(listener.fileno(),),
                 start_new_session=True,  # Ctrl-C in the terminal must not end it
             )
-        self.executable = shlex.join((sys.executable, "-I", "-S", worker_client.__file__, str(path)))
+        self.executable = shlex.join(_fork_command(str(path)))
 
     def close(self) -> None:
         """End the process and its workers. Log a warning if it has ended before, so that workers were not forked."""
@@ -83,6 +76,10 @@ class WorkerServer:
             logger.warning("Ray's workers could not share imported modules, so they started slowly: {}", lines[-1])
         self._process.terminate()
         self._process.wait()
+
+
+def _fork_command(path: str) -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", worker_client.__file__, path)
 
 
 def can_fork_workers(device: str) -> bool:
@@ -123,6 +120,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for name in sys.argv[2:]:
         importlib.import_module(name)
+    forking.interpreter = _fork_command(listener.getsockname())
     if "ray" in sys.modules:
         raise RuntimeError(f"one of the modules imports ray: {', '.join(sys.argv[2:])}")
     server = _Server(listener, launcher)
@@ -151,7 +149,8 @@ class _Server(ForkingServer):
         try:
             with contextlib.suppress(OSError, ValueError):  # the client was killed or stopped, or there is no memory
                 request = _receive(connection, descriptors)
-                if _is_open(connection):  # Ray kills the client of a worker that takes too long to start
+                # Ray kills the client of a worker that takes too long to start. It sends nothing after its request.
+                if not select.select([connection], [], [], 0)[0]:
                     pid = self._start(connection, request, descriptors)
                     connection.sendall(b"f")
         finally:
@@ -194,20 +193,8 @@ def _receive(connection: socket.socket, descriptors: list[int]) -> dict[str, Any
     return request
 
 
-def _is_open(connection: socket.socket) -> bool:
-    """Return whether the client is alive. It sends nothing after its request."""
-    return not select.select([connection], [], [], 0)[0]
-
-
 def _become_worker(argv: list[str], env: Mapping[str, str], cwd: str, descriptors: Sequence[int]) -> NoReturn:
-    """Run a Python script in this forked process, as `python ARGV` does in a new one.
-
-    Args:
-        argv: the script and its arguments.
-        env: all environment variables.
-        cwd: the working directory.
-        descriptors: file descriptors for standard input, output and error.
-    """
+    """Run a script in this forked process, as `python ARGV` does in a new one, with these standard descriptors."""
     os.setsid()  # at a worker's end, Ray kills its process group
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -40,7 +40,6 @@ def atomic_dir(final: Path, what: str, advice: str) -> Iterator[Path]:
     An earlier folder of that name is removed only then.
 
     Args:
-        final: the path of the folder.
         what: its name in messages.
         advice: how to fix a failure, for the message.
 
@@ -86,12 +85,7 @@ def save_synced(state: Any, file: Path) -> None:
 
 @dataclass(frozen=True)
 class CheckpointFolder:
-    """The checkpoints of one run: the folders `checkpoints/step_000020/` and so on.
-
-    Attributes:
-        folder: contains them.
-        keep: the number of checkpoints to keep; older ones are removed.
-    """
+    """The newest `keep` checkpoints of one run: the folders `checkpoints/step_000020/` and so on."""
 
     folder: Path
     keep: int
@@ -125,11 +119,7 @@ class CheckpointFolder:
                 _remove(removed)
 
     def newest(self) -> Path | None:
-        """Return the newest complete checkpoint, or None. Repair what a killed process has left.
-
-        Raises:
-            RecordError: there are only damaged checkpoints.
-        """
+        """Return the newest complete checkpoint, or None; repair what a kill has left. RecordError: all are damaged."""
         for path in self.folder.glob(f"{_EARLIER}step_*"):
             final = path.with_name(path.name.removeprefix(_EARLIER))
             if not final.exists():  # killed between the two renames of `atomic_dir`
@@ -174,7 +164,7 @@ def _folders(folder: Path) -> Iterator[tuple[int, Path]]:
 
 
 def _marked_files(path: Path, step: int) -> dict[str, object] | None:
-    """Return the file sizes in the marker of `step`; empty if it is damaged or of another step, None without one."""
+    """Return the file sizes in the marker of `step`; empty if it is damaged or another step's, None without one."""
     try:
         marker = json.loads((path / _MARKER).read_bytes())
         return dict(marker["files"]) if marker["step"] == step else {}
@@ -185,7 +175,6 @@ def _marked_files(path: Path, step: int) -> dict[str, object] | None:
 
 
 def _is_complete(path: Path, step: int) -> bool:
-    """Return whether a folder has the marker of `step`, and each file with the size that the marker names."""
     marked = _marked_files(path, step)
     if marked is None:
         return any((path / name).stat().st_size for name in _LAST_FILES if (path / name).is_file())
@@ -194,7 +183,6 @@ def _is_complete(path: Path, step: int) -> bool:
 
 
 def _file_sizes(folder: Path) -> dict[str, int]:
-    """Return the size of each file below `folder`, by relative path."""
     return {file.relative_to(folder).as_posix(): file.stat().st_size for file in folder.rglob("*") if file.is_file()}
 
 
@@ -207,11 +195,7 @@ def unreadable(checkpoint: Path, reason: str) -> RecordError:
 
 
 def write_model(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Have `write` write the tuned model of a run, which replaces an earlier one; return its folder.
-
-    Raises:
-        RecordError: it cannot be written.
-    """
+    """Have `write` write a run's tuned model, which replaces an earlier one; return its folder or raise RecordError."""
     with atomic_dir(folder, "the tuned model", f"Fix this first. {RESUME_HINT}.") as partial:
         write(partial)
     return folder

@@ -1,4 +1,4 @@
-"""Where the episodes of a run are: in its main thread, in threads, in worker processes, or in processes of Ray."""
+"""Where a run's episodes are: in its main thread, its worker processes, or those of Ray's actors."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from astuner.config.root import AstunerConfig
-from astuner.debugging.breakpoints import has_breakpoints
+from astuner.debugging.breakpoints import is_debugged
+from astuner.errors import ConfigError
 from astuner.plugin import imported_packages
-from astuner.task_judge.loading import judge_paths
+from astuner.task_judge.judge_base import judge_paths
 
 
 def has_agent(config: AstunerConfig) -> bool:
@@ -19,17 +20,30 @@ def has_agent(config: AstunerConfig) -> bool:
     )
 
 
+def check_agent_named(config: AstunerConfig) -> None:
+    """Raise ConfigError if no agent is configured. Supervised training needs none."""
+    if not has_agent(config) and not config.is_supervised:
+        raise ConfigError(
+            "rollout.agentscope_workflow is not set; set it to the agent, `package.module->Name`, or set "
+            "workflow.command to the command line of a program, or rollout.use_agentscope_protocol to False"
+        )
+
+
 def runs_inline(config: AstunerConfig) -> bool:
     """Return whether episodes run one at a time in the main thread, so that a debugger stops the whole run."""
-    is_one = config.debug.debug_max_parallel == 1 and config.rollout.isolation == "thread"
-    return config.backbone == "debug" and (has_breakpoints() or is_one)
+    if config.backbone == "debug" and config.debug.debug_max_parallel == 1:
+        return True
+    return config.backbone in ("debug", "local") and is_debugged()
 
 
 def uses_workers(config: AstunerConfig) -> bool:
     """Return whether worker processes of the main process run the episodes."""
-    if config.rollout.isolation == "thread" or config.trainer_common.algorithm.adv_estimator == "sft":
-        return False
-    return config.backbone in ("debug", "local") and not runs_inline(config)
+    return config.backbone in ("debug", "local") and not config.is_supervised and not runs_inline(config)
+
+
+def loads_agent_elsewhere(config: AstunerConfig) -> bool:
+    """Return whether only other processes load the agent."""
+    return uses_workers(config) or (config.backbone in ("verl", "trinity") and not config.is_supervised)
 
 
 def parallel_episodes(config: AstunerConfig) -> int:
@@ -38,6 +52,6 @@ def parallel_episodes(config: AstunerConfig) -> int:
 
 
 def preloaded(config: AstunerConfig, search: Sequence[Path]) -> list[str]:
-    """Return the installed modules that the files of the workflow and the judge import."""
+    """Return what the files of the workflow and the judge import from installed packages (see `imported_packages`)."""
     paths = [config.rollout.agentscope_workflow or "", *judge_paths(config.task_judge)]
     return list(dict.fromkeys(name for path in paths for name in imported_packages(path, search)))

@@ -13,11 +13,7 @@ from astuner.errors import ModelError
 
 
 def with_lora(base: Any, lora: LoraConfig) -> Any:
-    """Return a transformers model with LoRA adapters. The weights of the base model are frozen.
-
-    Raises:
-        ModelError: the model lacks the target modules.
-    """
+    """Return a transformers model with LoRA adapters on frozen weights; ModelError if it lacks the target modules."""
     from peft import LoraConfig as PeftLora
     from peft import get_peft_model
 
@@ -37,11 +33,7 @@ def with_lora(base: Any, lora: LoraConfig) -> Any:
 
 
 def check_target_modules(lora: LoraConfig, model_path: str) -> None:
-    """Check that a model has the target modules of LoRA, without loading its weights.
-
-    Raises:
-        ModelError: the model lacks them.
-    """
+    """Raise ModelError if a model lacks the target modules of LoRA. Its weights are not loaded."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if not lora.rank or lora.target_modules == "all-linear":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from time import monotonic, strftime  # an episode that replaces `time.monotonic` must not end the thread of the display
 from typing import Literal
@@ -42,29 +43,20 @@ _BAR_WIDTHS = (6, 20)
 _SHORTEST_RATE = 1.0  # seconds; the rate of a shorter time means nothing
 
 
+@dataclass(eq=False)
 class _Bar:
-    """Counts the completed units of a block; `RunProgress` shows the count.
+    """Counts the completed units of a block, and its sampled `tokens`; `RunProgress` shows the count."""
 
-    Attributes:
-        title: description of the block's work.
-        total: the number of units; `done` of them are complete.
-        unit: the name of the units, in the plural.
-        tokens: returns the number of tokens that were sampled since the start of the block; None if it samples none.
-        started: time of the clock.
-        note: a text after the numbers.
-    """
+    title: str
+    total: int
+    done: int
+    unit: str
+    tokens: Callable[[], int] | None
+    started: float
+    note: str = ""
 
-    def __init__(
-        self, title: str, total: int, done: int, unit: str, tokens: Callable[[], int] | None, started: float
-    ) -> None:
-        self.title = title
-        self.total = total
-        self.done = done
-        self.unit = unit
-        self.tokens = tokens
-        self.started = started
-        self.note = ""
-        self._done_at_start = done
+    def __post_init__(self) -> None:
+        self._done_at_start = self.done
 
     def numbers(self, now: float) -> list[str]:
         """Return the count, the tokens per second, the elapsed and the remaining time, and the note."""
@@ -89,13 +81,7 @@ class RunProgress:
     """
 
     def __init__(self, console: Console, *, shown: bool = True, clock: Callable[[], float] = monotonic) -> None:
-        """Create the display.
-
-        Args:
-            console: where the progress is shown.
-            shown: False if a debugger may read from the terminal.
-            clock: returns seconds.
-        """
+        """Create the display. A debugger may read from the terminal unless it is `shown`; `clock` returns seconds."""
         self.console = console
         self._has_thread = shown
         self._clock = clock
@@ -112,13 +98,7 @@ class RunProgress:
         """Show the progress of the block. An inner bar replaces the outer bar until it ends.
 
         Yields a function that counts units of this block, even while an inner bar is shown (see `advance`).
-
-        Args:
-            title: description of the block's work.
-            total: the number of units.
-            done: number of units that are complete at the start.
-            unit: the name of the units, in the plural.
-            tokens: returns the number of tokens sampled since the start of the block. Called from another thread.
+        `tokens` returns the tokens sampled since the start of the block; another thread calls it.
         """
         bar = _Bar(title, total, done, unit, tokens, self._clock())
         self._bars.append(bar)
@@ -134,12 +114,7 @@ class RunProgress:
                 self._stop()
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
-        """Count units of the innermost block as done.
-
-        Args:
-            count: number of units.
-            note: replaces the text after the numbers.
-        """
+        """Count units of the innermost block as done; `note` replaces the text after the numbers."""
         self._advance(self._bars[-1], count, note)
 
     def _advance(self, bar: _Bar, count: int = 1, note: str | None = None) -> None:
@@ -191,7 +166,6 @@ class RunProgress:
             self._live.refresh()
 
     def _line(self) -> Text:
-        """Return the terminal's line: title, bar and numbers, without the bar if the terminal is narrow."""
         bars = self._bars[-1:]
         line = Text(no_wrap=True, overflow="ellipsis", end="")
         for bar in bars:

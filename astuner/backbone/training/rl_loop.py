@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from loguru import logger
 
@@ -21,6 +22,8 @@ from astuner.backbone.training.session import (
     batch_request,
     check_any_succeeded,
     check_judge,
+    dry_run,
+    evaluate,
     run_batch,
     run_validation,
     write_summary,
@@ -29,9 +32,9 @@ from astuner.config.root import AstunerConfig
 from astuner.doors import through_door
 from astuner.errors import BackboneError, JudgeUnavailableError, LogprobGapError, NoSignalError
 from astuner.run_record.findings import RunFinding
-from astuner.run_record.step_writer import FinishedStep, StepWriter
+from astuner.run_record.record import StepWriter
 from astuner.run_record.summary import RunSummary
-from astuner.schema import Episode, Task, TokenCounts
+from astuner.schema import Episode, Split, Task, TokenCounts
 from astuner.system.clock import timestamp
 from astuner.system.signals import signals_deferred
 from astuner.task_rollout.statistics import batch_metrics, success_rates, tokens_of
@@ -44,11 +47,8 @@ class _Rollout:
     """The episodes of a training step whose update is not finished.
 
     Attributes:
-        episodes: all of them.
         usable: those with a reward and samples.
         tokens: the sums over their tokens.
-        refills: metrics of the refills.
-        started, ended: when the rollout started and ended.
     """
 
     episodes: Sequence[Episode]
@@ -61,13 +61,7 @@ class _Rollout:
 
 @dataclass
 class RlLoop:
-    """Trains a model with reinforcement learning on episodes of the training tasks.
-
-    Attributes:
-        context: inputs of the run.
-        session: model, optimizer and engine.
-        state: counters, which a resumed run continues.
-    """
+    """Trains a model with reinforcement learning on episodes. A resumed run continues `state`."""
 
     context: RunContext
     session: TrainingSession
@@ -162,11 +156,7 @@ class RlLoop:
             state.before = state.latest
 
     def train_step(self, step: int) -> str:
-        """Do one training step and return a note for the progress.
-
-        Args:
-            step: 1-based.
-        """
+        """Do training step `step` (1-based) and return a note for the progress."""
         context, session = self.context, self.session
         if self._rollout is None:  # otherwise, a signal has interrupted the wait for the update
             started = timestamp()
@@ -183,11 +173,16 @@ class RlLoop:
                 if rollout.usable:
                     with context.phase("update"):
                         result = self._update(rollout.usable, step)
-                    with context.phase("sync_weights"):
-                        session.sync(step)
+                # Without an update, too: the weights are those after this step.
+                with context.phase("sync_weights"):
+                    session.sync(step)
                 metrics = self._end_step(step, rollout, result)
                 self._rollout = None
-        self._check_judge(rollout.episodes)
+        try:
+            check_judge(self.config, self.state, rollout.episodes)
+        except JudgeUnavailableError:
+            self._save()
+            raise
         self._check_signal(result.signal, any_usable=bool(rollout.usable))
         note = f"reward {metrics['reward/mean']:.2f}, success {metrics['success/rate']:.0%}"
         return f"{note}, {len(rollout.episodes)} episodes" if rollout.refills else note
@@ -209,7 +204,6 @@ class RlLoop:
         return _Rollout(episodes, usable, sum(tokens, TokenCounts()), refills, started, ended)
 
     def _end_step(self, step: int, rollout: _Rollout, result: UpdateResult) -> dict[str, float]:
-        """Count a finished step, record its results, and return its metrics."""
         state, writer, episodes = self.state, self._writer, rollout.episodes
         state.step = step
         state.totals.add(episodes, rollout.tokens)
@@ -224,7 +218,7 @@ class RlLoop:
         advantages = dict(zip(ids, result.advantages, strict=False))
         updates = dict(zip(ids, result.samples, strict=False))
         metrics |= {"time/record": writer.seconds_waited(), "time/step": timestamp() - rollout.started}
-        writer.end_step(FinishedStep(step, metrics, advantages, updates))
+        writer.end_step(step, metrics, advantages, updates)
         return metrics
 
     def _roll_out(self, step: int) -> tuple[list[Episode], dict[str, float]]:
@@ -232,9 +226,6 @@ class RlLoop:
 
         With `dynamic_sampling: refill`, further tasks follow while the step has fewer groups with a learning signal
         than its batch has tasks: Yu et al., "DAPO", arXiv:2503.14476, section 3.2.
-
-        Returns:
-            The episodes, and the metrics of the refills; empty without them.
         """
         tasks = list(self.order.batch(step))
         episodes = self._run_tasks(tasks, step, "rollout")
@@ -242,10 +233,11 @@ class RlLoop:
         # If every episode fails, further ones fail, too.
         if settings.dynamic_sampling != "refill" or all(episode.status != "ok" for episode in episodes):
             return episodes, {}
+        assert self.order.sampler is not None  # refills need it
         size, refills = len(tasks), 0
         missing = size - self._count_groups(episodes)
         while missing > 0 and refills < settings.max_refills:
-            further = self.order.further_tasks(missing, tasks)
+            further = self.order.sampler.further_tasks(missing, tasks)
             if not further:
                 break
             refills += 1
@@ -266,7 +258,6 @@ class RlLoop:
         return run_batch(self.context, self.state, self.session.roll_out, request, f"{self._step_name(step)}: {name}")
 
     def _count_groups(self, episodes: Sequence[Episode]) -> int:
-        """Return how many groups of `episodes` have a learning signal."""
         usable = [episode for episode in episodes if episode.status == "ok"]
         return len(tasks_with_signal(self.config, resolve(self.config.trainer_common.algorithm), usable))
 
@@ -284,7 +275,6 @@ class RlLoop:
         return sampler.metrics()
 
     def _update(self, episodes: Sequence[Episode], step: int) -> UpdateResult:
-        """Update the weights, and look for faults in the result."""
         session, monitor = self.session, self.context.monitor
         try:
             result = session.update(episodes, step)
@@ -308,24 +298,8 @@ class RlLoop:
         if due and state.validated != state.step:
             self.validate(f"validation, step {state.step}")
 
-    def _check_judge(self, episodes: Sequence[Episode]) -> None:
-        """Save the finished step, and stop the run, if the judge can score no further episode.
-
-        Raises:
-            JudgeUnavailableError: the endpoint of its LLM has rejected all keys, or its budget is used up.
-        """
-        try:
-            check_judge(self.config, self.state, episodes)
-        except JudgeUnavailableError:
-            self._save()
-            raise
-
     def _check_signal(self, signal: bool, *, any_usable: bool) -> None:
-        """Warn, or stop the run, when a step has no learning signal.
-
-        Raises:
-            NoSignalError: `no_signal_patience` consecutive steps had none, and `stop_on_no_signal` is set.
-        """
+        """Warn, or stop the run, when a step has no learning signal."""
         state, common = self.state, self.config.trainer_common
         state.steps_without_signal = 0 if signal else state.steps_without_signal + 1
         if signal:
@@ -385,3 +359,29 @@ class RlLoop:
             model = write_model(context.record.folder / "model", partial(self.session.save_model, step=self.state.step))
         through_door("record", "plots")(context.record.folder)
         return write_summary(context, self.state, str(model))
+
+
+class SessionBackbone(ABC):
+    """A `TrainingBackbone` whose runs use one training session each."""
+
+    @abstractmethod
+    def session(self, context: RunContext, *, trains: bool) -> contextlib.AbstractContextManager[Any]:
+        """Return a context with the session of a run; `trains` is False for an evaluation and a dry run."""
+
+    def train(self, context: RunContext) -> RunSummary:
+        """Train with the configured algorithm, and write the tuned model to `{record}/model`."""
+        supervised = context.config.astuner.is_supervised
+        loop: type[RlLoop] = through_door("loop", "supervised") if supervised else RlLoop
+        with self.session(context, trains=True) as session:
+            return loop(context, session).run()
+
+    def evaluate(self, context: RunContext) -> RunSummary:
+        """Validate the model once."""
+        with self.session(context, trains=False) as session:
+            return evaluate(context, session)
+
+    def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
+        """Roll out a few tasks."""
+        with self.session(context, trains=False) as session:
+            session.sync(0)
+            return dry_run(context, session.roll_out, split)

@@ -1,4 +1,4 @@
-"""The user's inputs of a run, loaded and checked: workflow, tasks, judge, model path and tokenizer."""
+"""The user's inputs of a run, loaded and checked: tasks, model folder and tokenizer."""
 
 from __future__ import annotations
 
@@ -7,45 +7,32 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from astuner.backbone.training.episode_placement import has_agent, parallel_episodes, runs_inline, uses_workers
-from astuner.backbone.training.model_folder import local_model, model_path
-from astuner.backbone.training.task_files import check_tasks_named, with_task_files
-from astuner.config.agent_loop import SUMMARY_TARGET
-from astuner.config.conditions import samples_in_validation
-from astuner.config.data import TaskReaderConfig
-from astuner.config.distillation import TEACHER_KEY, teacher_folder
+from loguru import logger
+
+from astuner.backbone.training.episode_placement import check_agent_named
+from astuner.config.algorithm_settings import TEACHER_KEY, teacher_folder
+from astuner.config.data import MixturePart, TaskReaderConfig, part_names
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig
-from astuner.config.services import api_key
 from astuner.doors import through_door
 from astuner.env_service.addresses import EnvServiceAddress, service_address
-from astuner.env_service.episodes import EpisodeEnvironments
-from astuner.errors import ConfigError
-from astuner.gateway import Gateway, GatewaySettings
+from astuner.errors import AstunerError, ConfigError, ModelError, did_you_mean
 from astuner.llm_engine.context_length import check_context_length, shortened_context
-from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, FrozenModel, Targets, load_tokenizer
-from astuner.plugin import reject_missing
+from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, load_tokenizer
+from astuner.plugin import load_function, raised_at, reject_missing
 from astuner.run_record.findings import RunFinding
-from astuner.schema import LlmCall, TaskSet
+from astuner.schema import TaskSet
 from astuner.system.redaction.output import redacted_output
-from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_judge.loading import judge_paths, make_judge
+from astuner.task_judge.judge_base import judge_paths
 from astuner.task_reader import read_tasks
 from astuner.task_reader.dataset_file import check_files
-from astuner.task_rollout import ActiveEpisodes, TaskRollout, WorkerProcesses
-from astuner.task_runner import TaskRunner
-from astuner.tools import sandbox_agentscope
-from astuner.workflow import Workflow, load_workflow
+from astuner.task_rollout import EpisodeExecutor
 
 if TYPE_CHECKING:
-    from astuner.diagnostics import Monitor
+    from astuner.diagnostics.monitor import Monitor
     from astuner.task_judge.rubrics_auto_grader import Rubrics
 
-_NO_AGENT = (
-    "rollout.agentscope_workflow is not set; set it to the agent, `package.module->Name`, or set workflow.command to "
-    "the command line of a program, or rollout.use_agentscope_protocol to False"
-)
+_RECORDS = "launcher_record"
 
 
 @dataclass(frozen=True)
@@ -53,121 +40,30 @@ class RunInputs:
     """The user's inputs of a run.
 
     Attributes:
-        tasks: training and validation tasks.
         model_path: a local folder or a Hugging Face name.
-        tokenizer: the tokenizer of that model.
-        codec: converts messages to token ids and back.
-        workflow: returns a new workflow; None for supervised training, and in the main process of a run whose worker
-            processes load it.
-        judge: the judge; None if the workflow returns its reward, and where `workflow` is None.
         search: absolute folders that are searched for the user's code and for relative paths.
         env_services: the environment services by their addresses as configured.
-        rubrics: the learned rubrics of the judge; None if it has none.
         teacher_path: the folder or Hugging Face name of the teacher's model; None without one.
-        workers: the processes that run the episodes; None if this process does, or those of Ray do.
+        episodes: runs the episodes, in worker processes or in this one; None in supervised training, and if Ray's
+            processes do.
     """
 
     tasks: TaskSet
     model_path: str
     tokenizer: Any
     codec: ChatCodec
-    workflow: Callable[[], Workflow] | None
-    judge: BaseJudge | None
     search: tuple[Path, ...] = ()
     env_services: Mapping[str, EnvServiceAddress] = field(default_factory=dict)
     rubrics: Rubrics | None = None
     teacher_path: str | None = None
-    workers: WorkerProcesses | None = None
+    episodes: EpisodeExecutor | None = None
 
     def monitor(self, config: AstunerConfig, record: Callable[[RunFinding], None], *, trains: bool) -> Monitor:
-        """Return the monitor of a run, which gives its findings to `record`.
-
-        Args:
-            config: the resolved configuration.
-            record: called with every finding.
-            trains: whether the run trains, or tries out a training.
-        """
+        """Return the monitor of a run that trains, or tries out a training; `record` gets its findings."""
         monitor: Monitor = through_door("diagnostics", "monitor").of(
             config, self.tasks, self.codec, self.model_path, record, trains=trains
         )
         return monitor
-
-    def rollout(
-        self,
-        config: AstunerConfig,
-        engine: LlmEngine,
-        active_episodes: ActiveEpisodes,
-        on_call: Callable[[LlmCall], None] | None = None,
-    ) -> TaskRollout:
-        """Return a rollout that runs episodes in this process.
-
-        Args:
-            config: the resolved configuration.
-            engine: the model.
-            active_episodes: registers the running episodes.
-            on_call: called with each finished LLM call, in the thread of its episode.
-        """
-        if self.workflow is None:
-            raise ConfigError(_NO_AGENT)
-        runner = TaskRunner(
-            workflow=self.workflow,
-            judge=self.judge,
-            engine=engine,
-            codec=self.codec,
-            episode_timeout=config.rollout.episode_timeout,
-            judge_timeout=config.task_judge.timeout,
-            max_samples=config.rollout.multi_turn.max_sample_per_task,
-            targets=_targets(config),
-            merge="none" if config.update.pack == "none" else "leaf",
-            madness_reward=config.rollout.agent_madness_reward,
-            on_max_steps=config.rollout.multi_turn.on_max_steps,
-            judge_inline=runs_inline(config),
-            on_call=on_call,
-            gateway=self._gateway(config),
-            environments=EpisodeEnvironments(self.env_services),
-        )
-        sandbox_agentscope(enabled=config.rollout.sandbox)
-        return TaskRollout(
-            runner,
-            workers=parallel_episodes(config),
-            max_retries=config.rollout.max_retries,
-            in_main_thread=runs_inline(config),
-            running=active_episodes,
-        )
-
-    def _gateway(self, config: AstunerConfig) -> Gateway:
-        settings = config.gateway
-        names = ("astuner", config.model.path, self.model_path, *settings.model_names)
-        return Gateway(
-            GatewaySettings(
-                settings.host,
-                settings.port,
-                tuple(dict.fromkeys(names)),
-                settings.max_concurrent_calls,
-                settings.max_body_bytes,
-                settings.drain_seconds,
-            )
-        )
-
-
-def _targets(config: AstunerConfig) -> Targets:
-    """Return which workflow agents are trained, and the models for the agents that are not.
-
-    Raises:
-        ConfigError: the environment variable of an endpoint's key is not set.
-    """
-    frozen = {}
-    for tag, model in config.rollout.frozen_models.items():
-        key = api_key(f"rollout.frozen_models.{tag}.api_key_env", model.api_key_env)
-        # The client requires a key even if the endpoint does not.
-        frozen[tag] = FrozenModel(model.model, model.base_url, key or "none")
-    history = config.context_tracker
-    if not config.rollout.use_agentscope_protocol and history.auto_context_cm.base_url is not None:
-        key = api_key("context_tracker.auto_context_cm.api_key_env", history.auto_context_cm.api_key_env)
-        url = history.auto_context_cm.base_url
-        frozen[SUMMARY_TARGET] = FrozenModel(history.alien_llm_model, url, key or "none", SUMMARY_TARGET)
-    trainable = config.rollout.trainable_targets
-    return Targets(None if trainable is None else tuple(trainable), frozen, config.workflow.agents)
 
 
 def load_run_inputs(
@@ -179,20 +75,14 @@ def load_run_inputs(
     """Load the user's inputs. Cheap checks run before slow steps.
 
     Args:
-        config: the resolved configuration.
-        config_dir: the YAML's folder.
-        model: a model to use instead of `model.path`.
         env_service: the environment service that the run has started.
 
     Raises:
         AstunerError: an input cannot be loaded.
     """
     search = (Path.cwd(), config_dir.absolute())
-    in_workers = uses_workers(config)
-    if in_workers and not has_agent(config):
-        raise ConfigError(_NO_AGENT)
-    workflow, judge = (None, None) if in_workers else _load_agent(config, search)
-    supervised = config.trainer_common.algorithm.adv_estimator == "sft"
+    check_agent_named(config)
+    supervised = config.is_supervised
     reader = with_task_files(config.task_reader, transcripts=supervised, base_dir=config_dir, search=search)
     tasks = read_tasks(reader, base_dir=config_dir, search=search, transcripts=supervised, env_service=env_service)
     urls = {task.env.url for task in (*tasks.training, *tasks.validation) if task.env is not None}
@@ -213,8 +103,18 @@ def load_run_inputs(
     rubrics = None
     if config.task_judge.learns_rubrics and not supervised:
         rubrics = load_rubrics(config, config_dir, search, env_service)
-        judge = None if in_workers else through_door("judge", "rubrics_grader")(config.task_judge, rubrics)
-    return RunInputs(tasks, path, tokenizer, codec, workflow, judge, search, env_services, rubrics, teacher_path)
+    return RunInputs(tasks, path, tokenizer, codec, search, env_services, rubrics, teacher_path)
+
+
+def check_tasks_named(reader: TaskReaderConfig, origins: Mapping[KeyPath, str]) -> None:
+    """Raise ConfigError if only defaults, which fit few workflows, name the tasks."""
+    if reader == TaskReaderConfig() and not any(path[:2] == ("astuner", "task_reader") for path in origins):
+        raise ConfigError(
+            "the configuration names no tasks; add the section task_reader under `astuner:`, for example\n"
+            "  task_reader: {type: dataset_file, dataset_file: {training: {file_path: tasks.jsonl}}}\n"
+            "or, for a workflow that makes a task from a seed,\n"
+            "  task_reader: {type: seeds, count: 64}"
+        )
 
 
 def check_references(
@@ -223,12 +123,6 @@ def check_references(
     """Check that tasks are named, and that the user's classes, files and model exist.
 
     PyTorch and user code are not imported.
-
-    Args:
-        config: the resolved configuration.
-        config_dir: the YAML's folder.
-        origins: where the user set each key.
-        model: a model to use instead of `model.path`.
 
     Raises:
         ConfigError: no tasks are named.
@@ -241,7 +135,7 @@ def check_references(
     paths += [entry.function for entry in reader.filters if entry.type == "function"]
     sources = (reader.feedback_tracing, *(part.feedback_tracing for part in reader.mixture))
     paths += [source.redact for source in sources if source.redact]
-    if config.trainer_common.algorithm.adv_estimator != "sft":
+    if not config.is_supervised:
         paths += filter(None, (config.rollout.agentscope_workflow,))
         paths += () if config.task_judge.learns_rubrics else judge_paths(config.task_judge)
         paths += [player for player in config.rollout.players.values() if player != "random"]
@@ -260,14 +154,45 @@ def check_references(
                 local_model(path, setting, search)
 
 
+def with_task_files(
+    reader: TaskReaderConfig, *, transcripts: bool, base_dir: Path, search: Sequence[Path]
+) -> TaskReaderConfig:
+    """Write the files for readers that make their own tasks, and return the section with readers for these files.
+
+    Args:
+        transcripts: write transcripts for supervised training instead of tasks.
+        base_dir: the folder of the YAML file, for relative paths that do not exist in the working directory.
+
+    Raises:
+        AstunerError: the tasks cannot be made.
+    """
+
+    def written(part: TaskReaderConfig | MixturePart) -> dict[str, object]:
+        if part.type == "feedback_tracing":
+            write = through_door("tasks", "feedback_tracing")
+            files = write(part.feedback_tracing, transcripts=transcripts, base_dir=base_dir, search=search)
+        elif part.type == "data_generation":
+            if transcripts:
+                raise ConfigError(
+                    "algorithm sft trains on transcripts, and task_reader.type data_generation generates tasks; set "
+                    "task_reader.type to dataset_file or feedback_tracing"
+                )
+            files = through_door("tasks", "data_generation")(part.data_generation, base_dir=base_dir, search=search)
+        else:
+            return {}
+        return {"type": "dataset_file", "dataset_file": files}
+
+    if reader.type != "mixture":
+        return reader.model_copy(update=written(reader))
+    named = zip(part_names(reader.mixture), reader.mixture, strict=True)
+    parts = [part.model_copy(update={"name": name, **written(part)}) for name, part in named]
+    return reader.model_copy(update={"mixture": parts})
+
+
 def load_rubrics(
     config: AstunerConfig, config_dir: Path, search: Sequence[Path], env_service: EnvServiceAddress | None
 ) -> Rubrics:
-    """Load or learn the rubrics of the judge.
-
-    Raises:
-        AstunerError: the samples cannot be read, or no rubrics can be learned.
-    """
+    """Load or learn the rubrics of the judge; raise AstunerError if that is impossible."""
     settings = config.task_judge.rubrics_auto_grader
     reader = TaskReaderConfig(
         type=settings.input_data_type,
@@ -279,52 +204,6 @@ def load_rubrics(
     samples = read_tasks(reader, base_dir=config_dir, search=search, env_service=env_service, section=section)
     rubrics: Rubrics = through_door("judge", "learned_rubrics")(config.task_judge, samples)
     return rubrics
-
-
-def load_agent_inputs(
-    config: AstunerConfig,
-    search: Sequence[Path],
-    model_path: str,
-    codec: ChatCodec | None = None,
-    env_services: Mapping[str, EnvServiceAddress] | None = None,
-    rubrics: Rubrics | None = None,
-) -> RunInputs:
-    """Load the inputs that a worker process needs to run episodes: all except the tasks.
-
-    Args:
-        config: the resolved configuration.
-        search, model_path, env_services, rubrics: as in the `RunInputs` of the main process.
-        codec: the codec of the model; None to load it.
-
-    Raises:
-        AstunerError: an input cannot be loaded.
-    """
-    workflow, judge = _load_agent(config, search)
-    if rubrics is not None:
-        judge = through_door("judge", "rubrics_grader")(config.task_judge, rubrics)
-    codec = codec or ChatCodec(load_tokenizer(model_path), config.model.renderer)
-    return RunInputs(
-        TaskSet((), ()), model_path, codec.tokenizer, codec, workflow, judge, tuple(search), env_services or {}
-    )
-
-
-def _load_agent(
-    config: AstunerConfig, search: Sequence[Path]
-) -> tuple[Callable[[], Workflow] | None, BaseJudge | None]:
-    """Return the workflow and the judge, each if configured; supervised training has neither."""
-    workflow: Callable[[], Workflow] | None = None
-    judge = None
-    if config.trainer_common.algorithm.adv_estimator == "sft":
-        return None, None
-    if config.rollout.agentscope_workflow:
-        workflow = load_workflow(config.rollout.agentscope_workflow, search=search)
-    elif config.workflow.command is not None:
-        workflow = through_door("workflow", "command")(config, search)
-    elif not config.rollout.use_agentscope_protocol:
-        workflow = through_door("workflow", "environment")(config, search)
-    if config.task_judge.judge_protocol and not config.task_judge.learns_rubrics:
-        judge = make_judge(config.task_judge.judge_protocol, config.task_judge, config.task_judge.params, search)
-    return workflow, judge
 
 
 # verl and trinity divide all logits of a batch by one temperature. Their vLLM servers return logprobs after
@@ -377,6 +256,96 @@ def greedy_validation_notice(config: AstunerConfig) -> str | None:
 
 def validation_repeats(config: AstunerConfig) -> int:
     """Return the number of validation episodes per task: one if sampling is greedy, because all would be the same."""
-    if not samples_in_validation(config):
+    if not config.rollout.val_kwargs.samples:
         return 1
     return max(config.rollout.val_kwargs.num_repeat, config.trainer_common.val_pass_n)
+
+
+def model_path(path: str, key: str, search: Sequence[Path]) -> str:
+    """Return the folder or Hugging Face name of a model.
+
+    Args:
+        path: a folder, a Hugging Face name, or `package.module->function`, a function that returns a folder.
+        key: the configuration key or option that has `path`, for messages.
+
+    Raises:
+        ModelError: a local path does not exist, or contains no model.
+        PluginError: the function cannot be loaded.
+    """
+    if "->" in path:
+        return str(_checked_folder(_call_folder_function(path, search), f"{path} returned"))
+    local = local_model(path, key, search)
+    if local is None:
+        logger.info("{} {!r} is not a local folder; loading it from Hugging Face", key, path)
+        return path
+    relative = Path(path).expanduser()
+    return str(relative) if (Path.cwd() / relative).exists() else str(local)
+
+
+def local_model(path: str, key: str, search: Sequence[Path]) -> Path | None:
+    """Return a model's folder, for the arguments of `model_path`; None for a Hugging Face name.
+
+    ModelError: a local path does not exist, or contains no model.
+    """
+    relative = Path(path).expanduser()
+    local = next((match for folder in search if (match := folder / relative).exists()), None)
+    if local is not None:
+        return _checked_folder(local, f"{key} is")
+    # The name of a model on Hugging Face has at most one slash.
+    if path.startswith(("/", ".", "~")) or path.count("/") > 1 or path.endswith("/"):
+        hint = _near_model(relative, search)
+        if not hint:
+            parents = [parent for folder in search if (parent := (folder / relative).parent).is_dir()]
+            names = [entry.name for parent in parents for entry in parent.iterdir() if entry.is_dir()]
+            hint = did_you_mean(
+                relative.name, names, "; did you mean {}?", show=lambda name: repr(str(relative.with_name(name)))
+            )
+        raise ModelError(f"{key} is {path!r}, which does not exist; a folder in transformers' format is expected{hint}")
+    records = [file for folder in search for file in (folder / relative.parts[0]).glob("*/environment.json")]
+    if relative.parts[0] == _RECORDS or records:
+        raise ModelError(
+            f"{key} is {path!r}, which does not exist: no run of this name has started here; `astuner runs` lists the "
+            f"runs{_near_model(relative, search)}"
+        )
+    return None
+
+
+def _call_folder_function(path: str, search: Sequence[Path]) -> Path:
+    function = load_function(path, search=search)
+    try:
+        return Path(function())
+    except AstunerError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ModelError(
+            f"model.path {path!r} did not return a folder: {type(error).__name__}: {error} (at {raised_at(error)})"
+        ) from error
+
+
+def _near_model(path: Path, search: Sequence[Path]) -> str:
+    """Return a question with the model of a run, for a path near it: RUN, RUN/models, RUN/model/step_10; or ""."""
+    for folder in search:
+        for near in (folder / path, *(folder / path).parents[:3]):
+            if near != folder and (near / "model/config.json").exists():
+                return f"; did you mean {str(near / 'model')!r}?"
+    return ""
+
+
+def _checked_folder(folder: Path, subject: str) -> Path:
+    if not folder.is_dir():
+        kind = "is a file" if folder.exists() else "does not exist"
+        raise ModelError(f"{subject} {str(folder)!r}, which {kind}; a folder in transformers' format is expected")
+    if not (folder / "config.json").exists():
+        if (folder / "environment.json").exists() and not (folder / "model/config.json").exists():
+            checkpoints = sorted(folder.glob("checkpoints/step_*/model/config.json"))
+            hint = f"; its last checkpoint has {str(checkpoints[-1].parent)!r}" if checkpoints else ""
+            raise ModelError(
+                f"{subject} {str(folder)!r}, a run that has not finished: its tuned model is written at the end{hint}"
+            )
+        contents = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) or "nothing"
+        inside = next((name for name in ("model", "merged_model") if (folder / name / "config.json").exists()), None)
+        hint = f"; did you mean {str(folder / inside)!r}?" if inside else ""
+        raise ModelError(
+            f"{subject} {str(folder)!r}, which is not a model: it has no config.json but contains {contents}{hint}"
+        )
+    return folder

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
 
-from astuner.errors import RecordError, first_line
+from astuner.errors import RecordError, field_problems, first_line
 from astuner.run_record.summary import EpisodesSummary, RunSummary, TokensSummary, ValidationsSummary, ValidationSummary
 from astuner.system.clock import timestamp
 from astuner.task_rollout.statistics import RunTotals, ValidationResult
@@ -69,13 +69,10 @@ class RunState:
     """Counters that a resumed run continues.
 
     Attributes:
-        step: finished training steps.
         seconds_before: duration of the earlier processes of this run.
         first_reward_seconds: seconds from the start of the process to the first scored episode; None before it.
         before, after: the first and the last validation, as in `RunSummary`.
-        latest: the latest validation.
         validated: the step of the latest validation; None if there was none.
-        totals: sums over the training episodes.
         steps_without_signal: number of consecutive steps without learning signal, up to the current one.
         judge_tokens, judge_cost: the tokens and the cost of the judge's LLM for all episodes so far.
         task_sampling: the state of the task sampler after `step`; None if the run has none.
@@ -100,11 +97,7 @@ class RunState:
 
     @staticmethod
     def load(values: dict[str, Any]) -> RunState:
-        """Restore a state from the values that `dump` returned, in this or another version of astuner.
-
-        Raises:
-            RecordError: the values are not those of a state.
-        """
+        """Restore what `dump` returned in this or another version of astuner. RecordError: the values are damaged."""
         try:
             missing = {"step", "totals"}.difference(values)
             if missing:
@@ -113,10 +106,7 @@ class RunState:
             for entry in (state.before, state.after, state.latest):
                 _validation(entry)
         except (ValueError, TypeError) as error:
-            reason = first_line(error)
-            if isinstance(error, ValidationError):
-                details = error.errors(include_url=False, include_input=False)[0]
-                reason = f"{'.'.join(map(str, details['loc']))}: {details['msg']}"
+            reason = field_problems(error)[0] if isinstance(error, ValidationError) else first_line(error)
             raise RecordError(
                 f"the progress in the checkpoint is damaged ({reason}); remove the newest folder in checkpoints/ to "
                 "resume from the one before, or set trainer_common.resume: false to start from scratch"

@@ -13,14 +13,14 @@ from loguru import logger
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.run_inputs import call_settings, greedy_validation_notice, validation_repeats
 from astuner.backbone.training.run_state import RunState, validation_entry
-from astuner.config.llm_judge import check_budget
 from astuner.config.root import AstunerConfig
+from astuner.config.services import check_budget
 from astuner.errors import BackboneError, JudgeBudgetError, JudgeUnavailableError
 from astuner.run_record.summary import RunSummary
-from astuner.schema import Episode, Task
+from astuner.schema import Episode, Split, Task
 from astuner.system.clock import timestamp
 from astuner.system.signals import signals_deferred
-from astuner.task_rollout import BatchRequest, OnEpisode, Split
+from astuner.task_rollout import BatchRequest, OnEpisode
 from astuner.task_rollout.statistics import tokens_of, validation_result
 
 if TYPE_CHECKING:
@@ -43,7 +43,6 @@ class TrainingSession(Protocol):
         Failed episodes are included, with their reason. An episode that was retried is preceded by its failed attempts.
 
         Args:
-            request: the episodes to run.
             on_episode: called in this thread with each finished episode.
             on_attempt: called in this thread with each finished episode and each failed attempt that is retried.
 
@@ -74,21 +73,12 @@ class TrainingSession(Protocol):
     def save(self, step: int, progress: dict[str, Any]) -> bool:
         """Write the checkpoint of `step`; return False if this step has no weights that could be saved.
 
-        Args:
-            step: the number of finished training steps.
-            progress: the state of the loop, as plain values.
-
-        Raises:
-            RecordError: the checkpoint cannot be written.
+        `progress` is the state of the loop, as plain values. RecordError: the checkpoint cannot be written.
         """
         ...
 
     def load(self) -> dict[str, Any] | None:
-        """Restore the newest checkpoint and return its progress, or None if there is no checkpoint.
-
-        Raises:
-            RecordError: the checkpoint cannot be read.
-        """
+        """Restore the newest checkpoint; return its progress, or None without one. RecordError: it cannot be read."""
         ...
 
     def save_model(self, folder: Path, step: int) -> None:
@@ -282,11 +272,7 @@ def check_judge(config: AstunerConfig, state: RunState, episodes: Sequence[Episo
 
 
 def check_any_succeeded(episodes: Sequence[Episode]) -> None:
-    """Stop the run if every episode failed: that is a bug in workflow, judge or data, which more steps cannot fix.
-
-    Raises:
-        BackboneError: with the first episode's reason.
-    """
+    """Raise BackboneError if every episode failed: a bug in workflow, judge or data, which more steps cannot fix."""
     if not any(episode.status == "ok" for episode in episodes):
         raise BackboneError(
             f"all {len(episodes)} episodes failed, so there is nothing to learn from. The first: "

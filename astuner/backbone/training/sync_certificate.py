@@ -39,25 +39,14 @@ def probe_prompt(tokenizer: Any) -> list[int]:
     return list(tokenizer.encode(_PROBE, add_special_tokens=False)) or [0]
 
 
-def probe_params(temperature: float, room: int, seed: int = 0) -> SamplingParams:
-    """Return the sampling parameters of the check.
-
-    Args:
-        temperature: that of the rollout; 0 becomes 1.
-        room: the largest number of tokens that fit after the prompt.
-        seed: of the sampling.
-    """
-    return SamplingParams(temperature=temperature or 1.0, max_tokens=max(min(PROBE_TOKENS, room), 1), seed=seed)
+def probe_params(temperature: float, room: int) -> SamplingParams:
+    """Return the check's sampling parameters, for at most `room` tokens after the prompt; temperature 0 becomes 1."""
+    return SamplingParams(temperature=temperature or 1.0, max_tokens=max(min(PROBE_TOKENS, room), 1), seed=0)
 
 
 @dataclass
 class SyncCertificate:
-    """Compares the engines' weights with the trainer's, one sync after another.
-
-    Attributes:
-        dtype: the dtype that the model computes in.
-        clock: returns the time in seconds.
-    """
+    """Compares the engines' weights with the trainer's, one sync after another. `clock` returns seconds."""
 
     dtype: torch.dtype
     clock: Callable[[], float] = time.monotonic
@@ -105,8 +94,6 @@ class SyncCertificate:
         """Compare the checksums of an engine's weights with those given to `begin`.
 
         Args:
-            engine: its name in the message.
-            step: the number of finished training steps.
             found: the checksums of the weights that the engine samples with.
 
         Raises:
@@ -131,17 +118,7 @@ class SyncCertificate:
         )
 
     def check_logprobs(self, engine: str, step: int, sampled: Sequence[float], trained: Sequence[float]) -> None:
-        """Compare the logprobs of the same sampled tokens.
-
-        Args:
-            engine: its name in the message.
-            step: the number of finished training steps.
-            sampled: those of the engine.
-            trained: those of the trainer.
-
-        Raises:
-            BackboneError: they differ by more than rounding, on average.
-        """
+        """Raise BackboneError if the logprobs of the same sampled tokens differ by more than rounding, on average."""
         gaps = [abs(a - b) for a, b in zip(sampled, trained, strict=True)]
         difference, limit = sum(gaps) / max(len(gaps), 1), MAX_LOGPROB_DIFFERENCE[self.dtype]
         if not difference <= limit:  # NaN included

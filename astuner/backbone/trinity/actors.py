@@ -37,7 +37,6 @@ class TrinityActors:
 
     Attributes:
         config: Trinity's configuration, checked by Trinity.
-        explorer: the explorer actor.
         trainer: the trainer actor; None if nothing is trained.
         check_backend: raises if a process that both actors depend on has died.
     """
@@ -96,14 +95,7 @@ class TrinityActors:
         self._get("saving the last step", [self._running["trainer"]], timeout)
 
     def check_alive(self, *, training_done: bool) -> None:
-        """Check that both actors are running.
-
-        Args:
-            training_done: whether the trainer has finished its steps, so that it may have stopped.
-
-        Raises:
-            BackboneError: an actor has stopped; the message quotes its log.
-        """
+        """Raise BackboneError, with the actor's log, if one has stopped; the trainer may have if `training_done`."""
         self.check_backend()
         for role, call in self._running.items():
             if role == "trainer" and training_done:
@@ -156,7 +148,6 @@ def trinity_actors(config: Config, trainer_class: Any, check_backend: Callable[[
 
     Args:
         config: Trinity's configuration, checked by Trinity.
-        trainer_class: Trinity's `Trainer` or a subclass.
         check_backend: raises if a process that both actors depend on has died.
     """
     actors = TrinityActors(config, None, None, check_backend)

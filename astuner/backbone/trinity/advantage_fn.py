@@ -25,9 +25,15 @@ from astuner.algorithms.credit_assignment import (
     uses_kl_loss,
 )
 from astuner.algorithms.distillation import Distiller, load_distiller
-from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_length, row_scales, token_advantages
-from astuner.backbone.trinity.coordinator import CoordinatorJob, coordinator
-from astuner.backbone.trinity.events import AdvantagesReady, SampleKey, WorkerFailed
+from astuner.algorithms.training_rows import (
+    TrainingRow,
+    mini_batches,
+    prompt_length,
+    row_scales,
+    token_advantages,
+    training_rows,
+)
+from astuner.backbone.trinity.coordinator import AdvantagesReady, CoordinatorJob, SampleKey, WorkerFailed, coordinator
 from astuner.config.root import AstunerConfig
 from astuner.errors import AstunerError, BackboneError
 from astuner.model_tuner import ChatCodec, load_tokenizer
@@ -50,13 +56,7 @@ _ZERO_REFERENCE = CustomField(REFERENCE, "ref_logprob", torch.float32)
 
 
 def experiences(episode: Episode, step: int, task_index: int) -> list[Experience]:
-    """Return one experience per sample of an episode, with the tracker's token ids, logprobs and mask unchanged.
-
-    Args:
-        episode: an episode with a reward.
-        step: its training step.
-        task_index: index of its task in the batch.
-    """
+    """Return one experience per sample, with the tracker's token ids, logprobs and mask unchanged."""
     result = []
     for index, sample in enumerate(episode.samples):
         start = prompt_length(sample)
@@ -133,11 +133,7 @@ class EpisodeAdvantages(AdvantageFn, ExperienceOperatorV1):
         return assign_mini_batches(self._config, self._updates, step, episodes, self._distiller)
 
     def __call__(self, exps: Any, **_: Any) -> Any:
-        """Not used: Trinity calls `process`.
-
-        Raises:
-            NotImplementedError: always.
-        """
+        """Raise NotImplementedError: Trinity calls `process`."""
         raise NotImplementedError
 
     @classmethod
@@ -158,30 +154,14 @@ def assign_mini_batches(
     episodes: Sequence[Episode],
     distiller: Distiller | None = None,
 ) -> tuple[UpdateResult | None, list[list[TrainingRow]]]:
-    """Return the step's result for the launcher, and the rows for each of its `updates` mini-batches.
-
-    Args:
-        config: the run's configuration.
-        updates: the number of mini-batches.
-        step: the training step.
-        episodes: episodes with a reward.
-        distiller: adds a teacher's advantages; None without a teacher.
-    """
+    """Return the step's result for the launcher, and the rows for each of its `updates` mini-batches."""
     if not episodes:
         return None, [[] for _ in range(updates)]
     advantages = step_advantages(config, resolve(config.trainer_common.algorithm), episodes, None)
-    rows = advantages.assign_to(
-        [
-            TrainingRow.from_sample(sample, index, number)
-            for index, episode in enumerate(episodes)
-            for number, sample in enumerate(episode.samples)
-        ]
-    )
+    rows = advantages.assign_to(training_rows(episodes))
     metrics: dict[str, float] = {}
     if distiller is not None:
-        temperatures = [{call.call_id: call.sampling.temperature for call in e.calls} for e in episodes]
-        timed = [row.with_temperatures(temperatures[row.episode]) for row in rows]
-        rows, metrics = distiller.assign_to(timed, episodes)
+        rows, metrics = distiller.assign_to(rows, episodes)
     unit = config.trainer_common.mini_batch_by
     indices = mini_batches(rows, advantages.groups, updates, shuffle_seed(config, step), unit) if rows else []
     batches = [[rows[index] for index in batch] for batch in indices]
@@ -195,15 +175,7 @@ def mini_batch(
     episodes: Sequence[Episode],
     by_key: Mapping[SampleKey, Experience],
 ) -> list[Experience]:
-    """Return a mini-batch's experiences that have a gradient, with the loss inputs set.
-
-    Args:
-        config: the run's configuration.
-        algorithm: the run's algorithm.
-        rows: the mini-batch's rows.
-        episodes: the training step's episodes.
-        by_key: the training step's experiences.
-    """
+    """Return a mini-batch's experiences that have a gradient, with the loss inputs set."""
     if not rows or not has_gradient(config, rows):
         return []
     scales = row_scales(rows, algorithm.loss_agg_mode, config.data.max_response_length).tolist()
@@ -233,14 +205,9 @@ def mini_batch(
 
 
 def padding_experience(step: int, template: Experience, *, use_reference: bool) -> Experience:
-    """Return an experience without gradient.
+    """Return an experience without gradient, with the additional `info` of `template`.
 
     It fills mini-batches without a gradient, so that trainer and explorer count the same steps.
-
-    Args:
-        step: the training step.
-        template: an experience whose additional `info` is copied.
-        use_reference: whether the trainer computes reference logprobs.
     """
     exp = empty_experience(step)
     exp.advantages = torch.zeros(1)

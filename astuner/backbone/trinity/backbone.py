@@ -11,31 +11,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from loguru import logger
 
-import astuner
-from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
-from astuner.backbone.episode_workers.worker import AgentJob
+from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext, StartedRay, is_own_ray
+from astuner.backbone.episode_workers.messages import AgentJob
 from astuner.backbone.memory.estimate import BatchShape, process_estimate
-from astuner.backbone.ray_cluster.connection import (
-    check_has_no_gpus,
-    check_not_connected,
-    check_ray_reachable,
-    ray_connected,
-)
+from astuner.backbone.ray_cluster.connection import check_has_no_gpus, check_not_connected, find_ray, ray_connected
 from astuner.backbone.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
 from astuner.backbone.ray_cluster.nodes import check_can_reach, living_nodes, lost_nodes_named
-from astuner.backbone.ray_cluster.started import StartedRay, is_own_ray
 from astuner.backbone.ray_cluster.worker_server import can_fork_workers, worker_server
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.training.lora import check_target_modules
-from astuner.backbone.training.rl_loop import RlLoop
+from astuner.backbone.training.rl_loop import SessionBackbone
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.schedule import TaskOrder
-from astuner.backbone.training.session import dry_run, evaluate
 from astuner.backbone.training.tinker_policy import TinkerPolicy
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
-from astuner.backbone.trinity.machine_facts import Device, Mode, TrinityRunFacts
 from astuner.backbone.trinity.preflight import MIN_GPUS
-from astuner.backbone.trinity.rules import engine_count, runners_per_engine
+from astuner.backbone.trinity.rules import Device, Mode, TrinityRunFacts, engine_count, runners_per_engine
 from astuner.backbone.trinity.tinker_service import LOCAL_KEY, RemoteTinkerService, local_tinker_server
 from astuner.backbone.trinity.trainer_config import (
     check_trinity_config,
@@ -43,15 +34,13 @@ from astuner.backbone.trinity.trainer_config import (
     configured_tinker_service,
     trinity_config,
 )
-from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, TrainingBackend, VerlTrainingBackend
+from astuner.backbone.trinity.training_backends import TrainingBackend, VerlTrainingBackend
 from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.llm_engine.causal_lm import choose_device
 from astuner.llm_engine.context_length import context_length
-from astuner.run_record.summary import RunSummary
-from astuner.schema import Episode
 from astuner.system.localhost import ADDRESS
-from astuner.task_rollout import Split
+from astuner.system.paths import python_path
 
 if TYPE_CHECKING:
     from astuner.backbone.trinity.session import TrinitySession
@@ -77,7 +66,7 @@ _ENVIRONMENT = {
 
 # What Trinity's modules and astuner's workers import, except for Ray and modules that import it.
 _WORKER_MODULES = (
-    "astuner.backbone.episode_workers.worker",
+    "astuner.backbone.episode_workers.process",
     "datasets",
     "omegaconf",
     "pandas",
@@ -89,23 +78,36 @@ _WORKER_MODULES = (
 )
 
 
-class TrinityBackbone:
+class TrinityBackbone(SessionBackbone):
     """Trains with Trinity-RFT, which runs episodes while it trains on earlier ones."""
 
-    def train(self, context: RunContext) -> RunSummary:
-        """Train with the configured algorithm, and write the tuned model to `{record}/model`."""
-        with _trinity_session(context, "both") as session:
-            return RlLoop(context, session).run()
-
-    def evaluate(self, context: RunContext) -> RunSummary:
-        """Validate the model once."""
-        with _trinity_session(context, "bench") as session:
-            return evaluate(context, session)
-
-    def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
-        """Roll out a few tasks."""
-        with _trinity_session(context, "bench") as session:
-            return dry_run(context, session.run_on_explorer, split)
+    @contextlib.contextmanager
+    def session(self, context: RunContext, *, trains: bool) -> Iterator[TrinitySession]:
+        """Start Ray, Trinity's explorer and trainer, and a Tinker server if needed; stop them after the block."""
+        config, record = context.config.astuner, context.record.folder.absolute()
+        checkpoints = TrinityCheckpoints(record / "checkpoints", config.trainer_common.max_checkpoints_to_keep)
+        with contextlib.ExitStack() as stack:
+            training_backend = _configured_training_backend(context.config)
+            if training_backend is None:
+                model = _resolved_model_path(context.run_inputs.model_path)
+                server = local_tinker_server(model, config, _server_device(config), record / _SERVER_DIR)
+                training_backend = stack.enter_context(server)
+            environment = stack.enter_context(_trinity_environment(context.has_own_ray, training_backend))
+            state = TrinityState(record / _STATE_DIR, training_backend)
+            state.clear()
+            if trains and (checkpoint := checkpoints.newest()) is not None:
+                state.restore(checkpoint, config.trainer_common.mini_batch_num)
+            with context.phase("load_model"):
+                runtime_env: dict[str, Any] = dict(training_backend.ray_runtime_env)
+                if context.has_own_ray and can_fork_workers(training_backend.device):
+                    own = environment | {"PYTHONPATH": os.pathsep.join(training_backend.python_path)}
+                    runtime_env["py_executable"] = stack.enter_context(worker_server(_WORKER_MODULES, own)).executable
+                training_backend.prepare_imports()
+                python_folders = python_path(*training_backend.python_path)
+                runtime_env["env_vars"] = {**environment, "PYTHONPATH": python_folders}
+                mode: Mode = "both" if trains else "bench"
+                session = _start_session(context, mode, training_backend, state, checkpoints, runtime_env, stack)
+            yield session
 
     def check_config(
         self, config: RunConfig, origins: Mapping[KeyPath, str], ray: StartedRay | None, *, trains: bool
@@ -144,7 +146,8 @@ class TrinityBackbone:
             facts = _run_facts(preflight_context, mode, training_backend, "astuner")
             check_without_ray(trinity_config(preflight_context.config, facts), has_model=True)
             check_target_modules(preflight_context.config.astuner.model.lora, facts.model_path)
-            check_ray_reachable(address)
+            if address is not None:
+                find_ray(address)
 
     def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
         """Estimate the memory of this process; the model is in others, possibly on other machines."""
@@ -166,28 +169,14 @@ def on_gpus(config: AstunerConfig) -> bool:
 
 
 def _server_device(config: AstunerConfig) -> Device:
-    """Return the device of the Tinker server that the run starts: one GPU for adapters if there is one, else the CPU.
-
-    Raises:
-        BackboneError: `trainer_common.device` is cuda, and there is no GPU.
-    """
+    """Return the device of the run's own Tinker server: one GPU for adapters if there is one, else the CPU."""
     uses_gpu = config.model.lora.rank > 0 and choose_device(config.trainer_common.device).type == "cuda"
     return "cuda" if uses_gpu else "cpu"
 
 
-def _trains_on_cpu(config: RunConfig) -> bool:
-    """Return whether `device: auto` has the run train with its own server on this machine's CPU."""
-    own_server = configured_tinker_service(config) is None and not on_gpus(config.astuner)
-    return own_server and config.astuner.trainer_common.device == "auto" and _server_device(config.astuner) == "cpu"
-
-
 def _check_nodes(context: RunContext) -> None:
-    """Check that the connected cluster has no GPUs that `device: auto` leaves idle, and can reach the run's server.
-
-    Raises:
-        BackboneError: it has such GPUs, or a node on another machine.
-    """
-    if not context.has_own_ray and _trains_on_cpu(context.config):
+    config = context.config.astuner
+    if not context.has_own_ray and config.trainer_common.device == "auto" and _server_device(config) == "cpu":
         check_has_no_gpus(
             f"this machine has fewer than {MIN_GPUS} GPUs",
             "Set trainer_common.device=cuda and trainer_common.n_gpus_per_node to train on them",
@@ -196,63 +185,23 @@ def _check_nodes(context: RunContext) -> None:
 
 
 def _configured_training_backend(config: RunConfig) -> TrainingBackend | None:
-    """Return the training backend for GPUs or for the service of the `trinity:` section; None for its own server.
-
-    Raises:
-        ConfigError: no API key is set for the Tinker service.
-    """
     url = configured_tinker_service(config)
     if url is not None:
-        return TinkerTrainingBackend(RemoteTinkerService.probed(url), TinkerPolicy.from_config(config.astuner))
+        return RemoteTinkerService.probed(url, TinkerPolicy.from_config(config.astuner))
     return VerlTrainingBackend() if on_gpus(config.astuner) else None
 
 
 def _planned_training_backend(config: RunConfig) -> TrainingBackend:
     """Return the training backend for checks; the server that the run starts has no port yet."""
-    configured = _configured_training_backend(config)
-    if configured is not None:
-        return configured
-    server = RemoteTinkerService(f"http://{ADDRESS}", LOCAL_KEY, takes_policy=True)
-    return TinkerTrainingBackend(server, device=_server_device(config.astuner))
+    return _configured_training_backend(config) or RemoteTinkerService(
+        f"http://{ADDRESS}", LOCAL_KEY, takes_policy=True, device=_server_device(config.astuner)
+    )
 
 
 def _trinity_environment(
     own_ray: bool, training_backend: TrainingBackend
 ) -> contextlib.AbstractContextManager[dict[str, str]]:
-    """Set the variables that Ray and Trinity read when they are imported; yield those that their processes need."""
     return environment_set({**(OWN_ENVIRONMENT if own_ray else {}), **_ENVIRONMENT, **training_backend.environment})
-
-
-@contextlib.contextmanager
-def _trinity_session(context: RunContext, mode: Mode) -> Iterator[TrinitySession]:
-    """Start Ray, Trinity's explorer and trainer, and a Tinker server if needed; stop them after the block.
-
-    Args:
-        context: inputs of the run.
-        mode: "both" to train from the newest checkpoint; "bench" to sample only.
-
-    Raises:
-        AstunerError: Trinity does not support the configuration, or a process fails.
-    """
-    config, record = context.config.astuner, context.record.folder.absolute()
-    checkpoints = TrinityCheckpoints(record / "checkpoints", config.trainer_common.max_checkpoints_to_keep)
-    with contextlib.ExitStack() as stack:
-        training_backend = _configured_training_backend(context.config)
-        if training_backend is None:
-            model = _resolved_model_path(context.run_inputs.model_path)
-            device = _server_device(config)
-            server = local_tinker_server(model, config.model.dtype, device, record / _SERVER_DIR)
-            training_backend = TinkerTrainingBackend(
-                stack.enter_context(server), TinkerPolicy.from_config(config), device
-            )
-        environment = stack.enter_context(_trinity_environment(context.has_own_ray, training_backend))
-        state = TrinityState(record / _STATE_DIR, training_backend)
-        state.clear()
-        if mode == "both" and (checkpoint := checkpoints.newest()) is not None:
-            state.restore(checkpoint, config.trainer_common.mini_batch_num)
-        with context.phase("load_model"):
-            session = _start_session(context, mode, training_backend, state, checkpoints, environment, stack)
-        yield session
 
 
 def _start_session(
@@ -261,21 +210,19 @@ def _start_session(
     training_backend: TrainingBackend,
     state: TrinityState,
     checkpoints: TrinityCheckpoints,
-    environment: dict[str, str],
+    runtime_env: dict[str, Any],
     stack: contextlib.ExitStack,
 ) -> TrinitySession:
-    forked = _forked_workers(context, training_backend, environment, stack)
-    training_backend.prepare_imports()
     config = context.config.astuner
     logger.info("starting Ray and Trinity's explorer and trainer; this takes up to a minute")
     namespace = f"astuner-{context.record.folder.name}-{os.getpid()}"
     facts = _run_facts(context.preflight_context, mode, training_backend, namespace)
     composed = trinity_config(context.config, facts)
     address = context.ray.address if context.ray else config.trainer_common.ray_address
-    runtime_env = _runtime_env(training_backend, environment, composed.get_envs()) | forked
+    runtime_env["env_vars"] |= composed.get_envs()
     stack.enter_context(ray_connected({"address": address, "namespace": namespace, "runtime_env": runtime_env}))
     stack.enter_context(lost_nodes_named(RESUME_HINT))
-    if facts.uses_tinker and configured_tinker_service(context.config) is None:
+    if facts.uses_tinker and configured_tinker_service(context.config) is None:  # the run has a server of its own
         _check_nodes(context)
     # These modules import Trinity and Ray.
     from astuner.backbone.trinity.actors import trinity_actors
@@ -305,31 +252,9 @@ def _start_session(
     return TrinitySession(context, actors, event_consumer, facts, training_backend, state, checkpoints)
 
 
-def _forked_workers(
-    context: RunContext, training_backend: TrainingBackend, environment: dict[str, str], stack: contextlib.ExitStack
-) -> dict[str, str]:
-    """Start a server that forks Ray's workers, if they can be forked; return its entry of the runtime environment."""
-    if not context.has_own_ray or not can_fork_workers(training_backend.device):
-        return {}
-    python_path = os.pathsep.join(training_backend.python_path)
-    server = stack.enter_context(worker_server(_WORKER_MODULES, {**environment, "PYTHONPATH": python_path}))
-    return {"py_executable": server.executable}
-
-
-def _runtime_env(
-    training_backend: TrainingBackend, environment: dict[str, str], trinity_environment: dict[str, str]
-) -> dict[str, Any]:
-    """Return the runtime environment of Ray's processes, in which astuner and the trainer can be imported."""
-    package = str(Path(astuner.__file__).parents[1])
-    python_path = filter(None, (*training_backend.python_path, package, os.environ.get("PYTHONPATH")))
-    variables = {**environment, "PYTHONPATH": os.pathsep.join(python_path), **trinity_environment}
-    return {**training_backend.ray_runtime_env, "env_vars": variables}
-
-
 def _run_facts(
     preflight_context: PreflightContext, mode: Mode, training_backend: TrainingBackend, namespace: str
 ) -> TrinityRunFacts:
-    """Return the values of Trinity's configuration that depend on the model, the tasks and the device."""
     from transformers import AutoConfig
 
     config, tasks = preflight_context.config.astuner, preflight_context.run_inputs.tasks

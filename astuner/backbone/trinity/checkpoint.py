@@ -26,7 +26,6 @@ class TrinityCheckpoint:
     """A checkpoint of the run.
 
     Attributes:
-        folder: the folder with its files.
         progress: the run's progress; `step` is the number of finished training steps.
         weights: the reference that `TrainingBackend.store_weights` returned.
     """
@@ -37,12 +36,7 @@ class TrinityCheckpoint:
 
 
 class TrinityState:
-    """Trinity's state folder (`checkpoint_root_dir`); it is recreated whenever a run starts or resumes.
-
-    Args:
-        root: the folder.
-        training_backend: reads and writes the weights in it.
-    """
+    """Trinity's state folder (`checkpoint_root_dir`); it is recreated whenever a run starts or resumes."""
 
     def __init__(self, root: Path, training_backend: TrainingBackend) -> None:
         self._root, self._training_backend = root, training_backend
@@ -57,11 +51,7 @@ class TrinityState:
         return self._training_backend.saved_weights(self._step_folder(trainer_step))
 
     def newest_weights(self) -> str:
-        """Return the location of the weights that the trainer saved last.
-
-        Raises:
-            RecordError: the trainer reported the save, but the weights are missing.
-        """
+        """Return the location of the weights that the trainer saved last; raise RecordError if they are missing."""
         trainer_step = int((self._folder / _LATEST_FILE).read_text())
         weights = self.saved_weights(trainer_step)
         if weights is None:
@@ -71,12 +61,7 @@ class TrinityState:
         return weights
 
     def restore(self, checkpoint: TrinityCheckpoint, updates: int) -> None:
-        """Write the state from which Trinity resumes.
-
-        Args:
-            checkpoint: the run's checkpoint.
-            updates: trainer steps in a training step.
-        """
+        """Write the state from which Trinity resumes; a training step has `updates` trainer steps."""
         step = checkpoint.progress["step"]
         trainer_step = step * updates
         step_folder = self._step_folder(trainer_step)
@@ -94,13 +79,9 @@ class TrinityState:
 
 
 class TrinityCheckpoints:
-    """The checkpoints of a run.
+    """The checkpoints of a run; older ones than the newest `keep` are deleted.
 
     `checkpoints/step_000020/` contains the tuned `model/`, `progress.json` and any files of the training backend.
-
-    Args:
-        folder: the `checkpoints` folder.
-        keep: number of checkpoints to keep; older ones are deleted.
     """
 
     def __init__(self, folder: Path, keep: int) -> None:
@@ -114,16 +95,10 @@ class TrinityCheckpoints:
         save_model: Callable[[Path], None],
         progress: dict[str, Any],
     ) -> None:
-        """Write the checkpoint of `step`.
+        """Write the checkpoint of `step`, or raise RecordError and leave earlier ones unchanged.
 
-        Args:
-            step: number of finished training steps.
-            store_weights: stores the weights in the checkpoint's folder; see `TrainingBackend.store_weights`.
-            save_model: writes a Hugging Face folder.
-            progress: other state that a resumed run needs, as JSON values.
-
-        Raises:
-            RecordError: the checkpoint cannot be written; earlier checkpoints are unchanged.
+        `store_weights` is as in `TrainingBackend`; `progress` has what else a resumed run needs, as JSON
+        values.
         """
 
         def fill(folder: Path) -> None:
@@ -135,11 +110,7 @@ class TrinityCheckpoints:
         self._folder.write(step, fill)
 
     def newest(self) -> TrinityCheckpoint | None:
-        """Return the newest checkpoint; None if there is none.
-
-        Raises:
-            RecordError: it cannot be read.
-        """
+        """Return the newest checkpoint; None if there is none. Raise RecordError if it cannot be read."""
         newest = self._folder.newest()
         if newest is None:
             return None

@@ -1,4 +1,4 @@
-"""The Ray actor through which the launcher and Trinity's processes exchange tasks and events.
+"""The Ray actor through which the launcher and Trinity's processes exchange tasks and events, and the events.
 
 Trinity starts its explorer, runners and trainer itself; they look the coordinator up by name.
 """
@@ -13,13 +13,114 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from astuner.backbone.episode_workers.worker import AgentJob
+from astuner.backbone.episode_workers.messages import AgentJob, BreakpointsReached, LogRecord
+from astuner.backbone.ray_cluster.nodes import on_this_node
 from astuner.backbone.training.schedule import TaskOrder
-from astuner.backbone.trinity.events import BatchConsumed, EpisodeFinished, Event, MetricsLogged
-from astuner.schema import Episode
+from astuner.schema import Episode, Split
 from astuner.task_rollout import BatchRequest
+
+SampleKey = tuple[str, int]
+"""The id of an episode and the index of a sample in it."""
+
+Digests = Mapping[SampleKey, str]
+"""Digests of samples that have trained tokens; see `sample_digest`."""
+
+
+@dataclass(frozen=True)
+class EpisodesStarted:
+    """An actor has started to run episodes."""
+
+    actor_id: str
+    actor: Any
+
+
+@dataclass(frozen=True)
+class EpisodeFinished:
+    """An episode has ended."""
+
+    split: Split
+    step: int
+    episode: Episode
+
+
+@dataclass(frozen=True)
+class ShareFinished:
+    """A runner has finished its share of a batch; an `EpisodeFinished` was sent for each episode before.
+
+    Attributes:
+        episodes: number of episodes in the share.
+        attempts: failed attempts at episodes that were retried.
+    """
+
+    split: Split
+    step: int
+    episodes: int
+    attempts: Sequence[Episode]
+
+
+@dataclass(frozen=True)
+class WorkerFailed:
+    """An error ends the run; if it has a `step`, once the steps before that one are trained."""
+
+    error: Exception
+    step: int | None = None
+
+
+@dataclass(frozen=True)
+class AdvantagesReady:
+    """The advantages of a training step are computed and its experiences wait for the trainer.
+
+    Attributes:
+        episode_ids: the episodes that are trained, in the order of `result`.
+        result: an `UpdateResult` without the update's metrics; None if no episode can be trained.
+        sample_keys: the samples that have a gradient.
+    """
+
+    step: int
+    episode_ids: tuple[str, ...]
+    result: Any
+    sample_keys: frozenset[SampleKey]
+
+
+@dataclass(frozen=True)
+class BatchConsumed:
+    """The trainer has read the experiences for one trainer step.
+
+    Attributes:
+        trainer_step: the trainer's step. A training step consists of `mini_batch_num` trainer steps.
+    """
+
+    trainer_step: int
+    digests: Digests
+
+
+@dataclass(frozen=True)
+class MetricsLogged:
+    """Trinity has logged metrics.
+
+    Attributes:
+        role: `trainer` or `explorer`.
+        values: metrics under Trinity's names.
+    """
+
+    role: str
+    step: int
+    values: Mapping[str, float]
+
+
+Event = (
+    EpisodesStarted
+    | EpisodeFinished
+    | ShareFinished
+    | LogRecord
+    | BreakpointsReached
+    | WorkerFailed
+    | AdvantagesReady
+    | BatchConsumed
+    | MetricsLogged
+)
+
 
 _NAME = "astuner-coordinator"
 TRAINER, EXPLORER = "trainer", "explorer"
@@ -35,10 +136,7 @@ class CoordinatorJob:
     Attributes:
         agent: the job of processes that run episodes; its `rollout.max_env_worker` is the share of one process.
         uses_tinker: whether a Tinker service samples; otherwise vLLM does.
-        max_model_len: maximum number of tokens of prompt and completion together.
-        updates: optimizer steps in a training step.
         runners: number of processes that run episodes, of all engines together.
-        teacher_path: the folder or Hugging Face name of the teacher's model; None without one.
     """
 
     agent: AgentJob
@@ -54,10 +152,8 @@ class StepSchedule:
     """A run's training steps, and how far the explorer may run ahead of the trainer.
 
     Attributes:
-        order: the tasks of each step.
         request: the request of each batch, without tasks and step.
         steps_done: training steps done before the run was resumed.
-        last_step: number of the last training step.
         max_steps_ahead: how many batches may start before the trainer has trained on the one before them.
         max_staleness: by how many steps the sampling weights may be behind.
         pause_every: the explorer pauses after every so many steps until `resume_after` is called.
@@ -77,7 +173,6 @@ class TaskBatch:
     """A batch of episodes for the explorer.
 
     Attributes:
-        request: the episodes to run.
         shares: number of parts, which are nearly equally large; one runner takes each. They consist of whole tasks
             unless there are more parts than tasks.
         min_version: the oldest weights to sample with, counted in the trainer's own steps.
@@ -248,9 +343,7 @@ class Coordinator:
 def start_coordinator(job: CoordinatorJob) -> Any:
     """Start the coordinator on this process's node, in its Ray namespace, and return its handle."""
     # Ray would put it on any node, and the run would end with that node.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"name": _NAME, "num_cpus": 0, "max_concurrency": 1000, "scheduling_strategy": here}
-    return ray.remote(Coordinator).options(**options).remote(job)
+    return ray.remote(Coordinator).options(name=_NAME, max_concurrency=1000, **on_this_node()).remote(job)
 
 
 def coordinator() -> Any:

@@ -9,9 +9,9 @@ from typing import Any
 import tinker
 from tinker import types
 
-from astuner.errors import ContextLengthError, ModelError, first_line
+from astuner.errors import ModelError, first_line
 from astuner.llm_engine.completions import CompletionsEngine
-from astuner.llm_engine.protocol import LlmEngine, reject_unsupported
+from astuner.llm_engine.protocol import LlmEngine, answer_room, reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 
 
@@ -20,7 +20,6 @@ class TinkerEngine:
     """Samples from a Tinker service with the weights of Trinity's rollout model.
 
     Attributes:
-        service: the client.
         max_model_len: maximum number of tokens of prompt and completion together.
         policy_version: number of training steps that the current weights have been trained for.
     """
@@ -32,12 +31,9 @@ class TinkerEngine:
     _client: Any = None
 
     async def set_weights(self, path: str, version: int, *, base: bool) -> None:
-        """Set the weights for new requests.
+        """Set the weights for new requests: a checkpoint's path at the service, or the `base` model's name.
 
-        Args:
-            path: the checkpoint's path at the service, or the base model's name.
-            version: number of training steps that the weights have been trained for.
-            base: whether `path` is the base model's name.
+        `version` is the number of training steps that they have been trained for.
         """
         if path != self._path:
             self._client = await self.service.create_sampling_client_async(
@@ -53,12 +49,7 @@ class TinkerEngine:
             ContextLengthError: the prompt leaves no room for an answer.
             ModelError: the request fails, or the response is invalid.
         """
-        room = self.max_model_len - len(prompt_ids)
-        if room < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
-                "an answer; shorten the prompt or raise max_model_len"
-            )
+        room = answer_room(len(prompt_ids), self.max_model_len)
         client, version = self._client, self.policy_version
         sampling_params = types.SamplingParams(
             max_tokens=min(params.max_tokens, room),
@@ -94,7 +85,6 @@ class RolloutWeights:
         version: Trinity's version of the weights; 0 or less for the base model.
         path: the checkpoint's path at the Tinker service, or the base model's name.
         url: the address of vLLM's HTTP API; None with a Tinker service.
-        model_name: the name of the model in this API.
     """
 
     version: int
@@ -124,7 +114,6 @@ class RolloutEngine:
 
     Args:
         uses_tinker: whether a Tinker service samples; otherwise vLLM does.
-        max_model_len: maximum number of tokens of prompt and completion together.
         updates: model versions of Trinity in a training step.
     """
 
@@ -149,13 +138,7 @@ class RolloutEngine:
             self._inner = CompletionsEngine(weights.url, weights.model_name, self.max_model_len, policy_version=steps)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-        """Sample one completion.
-
-        Raises:
-            ContextLengthError: the prompt leaves no room for an answer.
-            UnsupportedParameterError: the engine does not have a parameter, or the trainer cannot recompute its effect.
-            ModelError: the request fails.
-        """
+        """Sample one completion; see `TinkerEngine.generate`. It raises UnsupportedParameterError."""
         assert self._inner is not None
         # The logprobs of Trinity's vLLM are those after penalties and constraints, which the trainer cannot recompute.
         reject_unsupported(params, "Trinity's rollout model")

@@ -5,19 +5,19 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import ray
 from loguru import logger
 from ray.exceptions import RayError
 
-from astuner.backbone.episode_workers.lost_workers import longest_wait
-from astuner.backbone.episode_workers.worker import BreakpointsReached, LogRecord, in_order
+from astuner.backbone.episode_workers.host import longest_wait, report_batch
+from astuner.backbone.episode_workers.messages import BreakpointsReached, LogRecord
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.trinity.actors import TrinityActors
-from astuner.backbone.trinity.coordinator import TRAINER
-from astuner.backbone.trinity.events import (
+from astuner.backbone.trinity.coordinator import (
+    TRAINER,
     AdvantagesReady,
     BatchConsumed,
     Digests,
@@ -33,7 +33,7 @@ from astuner.debugging.breakpoints import add_reached_tags
 from astuner.errors import BackboneError, first_line
 from astuner.schema import Episode, Split
 from astuner.system.signals import signals_deferred
-from astuner.task_rollout import BatchRequest, OnEpisode, failed_episodes, report_failures
+from astuner.task_rollout import BatchRequest, OnEpisode, failed_episodes
 
 _POLL_SECONDS = 0.5
 # Added to the time after which a runner replaces a worker that is stuck.
@@ -47,14 +47,7 @@ def coordinator_lost(error: Exception) -> BackboneError:
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A training step that Trinity's trainer has finished.
-
-    Attributes:
-        step: its number.
-        advantages: the advantages of its episodes.
-        digests: digests of the samples that the trainer received.
-        metrics: the metrics of each optimizer step.
-    """
+    """A training step that Trinity's trainer has finished, with digests of the samples that it received."""
 
     step: int
     advantages: AdvantagesReady
@@ -82,13 +75,9 @@ class EventConsumer:
     """Reads the coordinator's events and waits for batches and trainer steps.
 
     Attributes:
-        config: the run's configuration.
-        coordinator: handle of the coordinator.
-        actors: Trinity's actors.
         last_trainer_step: number of the trainer's last step; 0 if nothing is trained.
         trainer_step: number of the trainer's latest finished step.
         pending: training steps whose advantages are computed and whose update is not collected yet.
-        metrics: metrics by trainer step.
         digests: digests of the samples trained in each trainer step.
     """
 
@@ -137,10 +126,7 @@ class EventConsumer:
         if not is_training:
             del self._batches[key]
         episodes += self._lost_episodes(request, episodes)
-        ordered = in_order(episodes, request)
-        last_attempts = {(episode.task.task_id, episode.repeat_index): episode for episode in ordered}
-        report_failures(list(last_attempts.values()), request)
-        return ordered
+        return report_batch(episodes, request)
 
     def wait_for_update(self, step: int, trainer_step: int) -> None:
         """Wait until training step `step` has its advantages and the trainer has finished `trainer_step`.
@@ -156,26 +142,23 @@ class EventConsumer:
         self._wait(is_done, step, f"the update of step {step}", timeout)
 
     def take_update(self, step: int, trainer_steps: range) -> TrainedStep:
-        """Forget a training step that `wait_for_update` waited for, and return its results.
-
-        Args:
-            step: the training step.
-            trainer_steps: the trainer's steps that it consists of.
-        """
+        """Forget a training step that `wait_for_update` waited for; return the results of its trainer steps."""
         self._batches.pop(("train", step), None)
         digests = {key: digest for number in trainer_steps for key, digest in self.digests.pop(number, {}).items()}
         metrics = [self.metrics.pop(number, {}) for number in trainer_steps]
         return TrainedStep(step, self.pending.pop(step), digests, metrics)
 
     def _wait(self, is_done: Callable[[], bool], step: int, awaited: str, timeout: float) -> None:
-        """Handle events until `is_done`, for training step `step`. Log messages do not reset the timeout."""
         last_event = time.monotonic()
         while not is_done():
             # The steps before a step that cannot be trained are awaited, and its own episodes are returned first.
             if self._failure is not None and (self._failure.step is None or self._failure.step <= step):
                 raise self._failure.error
             with signals_deferred():  # no event is lost
-                events = self._read_events()
+                try:
+                    events: Sequence[Event] = ray.get(self.coordinator.read_events.remote(_POLL_SECONDS))
+                except RayError as error:
+                    raise coordinator_lost(error) from error
                 for event in events:
                     self._handle(event)
             if any(not isinstance(event, LogRecord | BreakpointsReached) for event in events):
@@ -190,19 +173,8 @@ class EventConsumer:
                     f"Trinity's logs are in {self.actors.config.log.save_dir}"
                 )
 
-    def _read_events(self) -> Sequence[Event]:
-        try:
-            events: Sequence[Event] = ray.get(self.coordinator.read_events.remote(_POLL_SECONDS))
-        except RayError as error:
-            raise coordinator_lost(error) from error
-        return events
-
     def _check_runners_alive(self) -> None:
-        """Check that the processes that run episodes are alive: Trinity would wait for a dead one's episodes.
-
-        Raises:
-            BackboneError: a runner died. With `over_rollout`, Trinity itself kills slow runners; nothing is checked.
-        """
+        """Check that the processes that run episodes are alive: Trinity would wait for a dead one's episodes."""
         if self.config.asynchrony.over_rollout:
             return
         for actor_id, (actor, ping) in list(self._runners.items()):
@@ -248,15 +220,11 @@ class EventConsumer:
                 pass
 
     def _lost_episodes(self, request: BatchRequest, episodes: list[Episode]) -> list[Episode]:
-        """Return failed episodes in place of those whose runner was lost."""
         ended = {(episode.task.task_id, episode.repeat_index) for episode in episodes}
         missing = frozenset((task.task_id, repeat) for task, repeat in request.episodes()) - ended
         if not missing:
             return []
-        lost = BatchRequest(
-            request.tasks, request.repeats, request.split, request.step, request.seed, request.settings, missing
-        )
         reason = "the process that ran it was lost; see Trinity's logs"
         if self.config.asynchrony.over_rollout:
             reason = f"its task was among the slowest and was dropped (asynchrony.over_rollout), or {reason}"
-        return failed_episodes(lost, "worker", reason)
+        return failed_episodes(replace(request, only=missing), "worker", reason)

@@ -15,10 +15,16 @@ from trinity.common.experience import Experience
 from trinity.common.workflows import Task, Workflow
 
 from astuner.backbone.trinity.advantage_fn import empty_experience, experiences
-from astuner.backbone.trinity.coordinator import EXPLORER, ROLLOUT_MODEL, TaskBatch, coordinator
+from astuner.backbone.trinity.coordinator import (
+    EXPLORER,
+    ROLLOUT_MODEL,
+    EpisodesStarted,
+    TaskBatch,
+    WorkerFailed,
+    coordinator,
+)
 from astuner.backbone.trinity.engines import current_weights
 from astuner.backbone.trinity.episode_runner import EpisodeRunner
-from astuner.backbone.trinity.events import EpisodesStarted, WorkerFailed
 from astuner.errors import AstunerError, BackboneError
 from astuner.schema import Task as AgentTask
 from astuner.task_rollout import BatchRequest
@@ -58,11 +64,7 @@ class EvaluationReader(BufferReader):
         self._is_read = False
 
     async def read(self, batch_size: int | None = None, **_: Any) -> list[Task]:
-        """Return all tasks on the first call.
-
-        Raises:
-            StopAsyncIteration: on the second call.
-        """
+        """Return all tasks on the first call; raise StopAsyncIteration on the second."""
         if self._is_read:
             raise StopAsyncIteration
         self._is_read = True
@@ -92,7 +94,6 @@ async def _update_weights(batch: TaskBatch) -> None:
 
 
 def _trinity_tasks(batch: TaskBatch, *, is_eval: bool) -> list[Task]:
-    """Return one Trinity task per share of a batch."""
     request, tasks, shares = batch.request, list(batch.request.tasks), batch.shares
     episodes, repeats = request.episodes(), request.repeats
     unit = repeats if shares <= len(tasks) else 1
@@ -112,7 +113,6 @@ def _trinity_tasks(batch: TaskBatch, *, is_eval: bool) -> list[Task]:
 def _share(
     request: BatchRequest, tasks: Sequence[AgentTask], episodes: Sequence[tuple[AgentTask, int]]
 ) -> BatchRequest:
-    """Return the request for some of a batch's episodes; `tasks` are the tasks of these episodes."""
     return replace(request, tasks=tasks, only=frozenset((task.task_id, repeat) for task, repeat in episodes))
 
 
@@ -137,7 +137,10 @@ class EpisodeWorkflow(Workflow):
             episodes = await asyncio.to_thread(runner.run, request, weights, started)
         # Trinity only logs the error; the launcher must receive it.
         except Exception as error:
-            await coordinator().post_event.remote(WorkerFailed(_portable(error)))
+            failure: AstunerError = BackboneError(f"an episode runner raised {type(error).__name__}: {error}")
+            if isinstance(error, AstunerError):
+                failure = type(error)(str(error))  # any process can unpickle it
+            await coordinator().post_event.remote(WorkerFailed(failure))
             raise
         task_indices = {task.task_id: self.task.index[_FIRST_TASK] + index for index, task in enumerate(request.tasks)}
         exps = [
@@ -151,10 +154,3 @@ class EpisodeWorkflow(Workflow):
 @cache
 def _episode_runner() -> EpisodeRunner:
     return EpisodeRunner(ray.get(coordinator().job.remote()))
-
-
-def _portable(error: Exception) -> Exception:
-    """Return an equivalent error that any process can unpickle."""
-    if isinstance(error, AstunerError):
-        return type(error)(str(error))
-    return BackboneError(f"an episode runner raised {type(error).__name__}: {error}")

@@ -20,15 +20,14 @@ from astuner.backbone.memory.plan import (
     planned_run,
 )
 from astuner.backbone.training.tinker_policy import batch_tokens
-from astuner.backbone.trinity.machine_facts import TrinityRunFacts
 from astuner.backbone.trinity.preflight import machine_problems
-from astuner.backbone.trinity.rules import engine_count, gpus_per_node, runners_per_engine
+from astuner.backbone.trinity.rules import TrinityRunFacts, engine_count, gpus_per_node, runners_per_engine
 from astuner.backbone.trinity.trainer_config import configured_tinker_service
 from astuner.config.keys import KeyPath
-from astuner.config.machine import Machine
-from astuner.config.problems import raise_problems
 from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.validation import raise_problems
 from astuner.errors import ConfigError
+from astuner.system.gpus import Machine
 from astuner.system.localhost import ADDRESS
 
 _FSDP_SIZE = ("fsdp_config", "fsdp_size")
@@ -72,7 +71,6 @@ def trinity_plan(
 
 
 def _sharded_estimates(config: RunConfig, shape: ModelShape, machine: Machine, per_node: int) -> list[MemoryEstimate]:
-    """Return the estimates for verl's workers and vLLM's engines."""
     run = config.astuner
     engines = run.rollout.n_vllm_engine * run.rollout.tensor_model_parallel_size
     gpus = per_node * run.trainer_common.nnodes - engines

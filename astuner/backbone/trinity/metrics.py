@@ -1,14 +1,27 @@
-"""Maps Trinity's metrics to astuner's names."""
+"""Maps Trinity's metrics to astuner's names, and checks that Trinity trains exactly on the recorded samples.
+
+Experiences pass through several processes and formats before training. In every step, digests of what reaches the
+trainer (token ids, mask and logprobs) are compared with the recorded samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from astuner.algorithms.correction import CORRECTION_SUMS, correction_summary
 from astuner.algorithms.credit_assignment import check_logprob_gap
+from astuner.algorithms.training_rows import prompt_length
 from astuner.backbone.packing.row_bins import UpdateTokens
+from astuner.errors import BackboneError
+from astuner.schema import Episode, Sample
+
+if TYPE_CHECKING:
+    from astuner.backbone.trinity.coordinator import SampleKey
 
 # Trinity's Tinker trainer and its verl trainer use different names for some metrics.
 _MEANS = {
@@ -74,7 +87,6 @@ def update_metrics(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def _correction_metrics(updates: Sequence[Mapping[str, float]], group: str, suffix: str) -> dict[str, float]:
-    """Return the correction metrics for a group of tokens; none if the group has no token."""
     columns = {name: [part.get(f"actor/correction/{group}{name}", 0.0) for part in updates] for name in CORRECTION_SUMS}
     sums = {name: max(column) if name == "gap_max" else sum(column) for name, column in columns.items()}
     return correction_summary(sums, suffix) if sums["tokens"] else {}
@@ -87,11 +99,6 @@ def check_current_weights(parts: Sequence[Mapping[str, float]], dtype: torch.dty
     logprobs of its samples with the weights that samples without staleness come from, so that the two agree. The
     weights of staler samples differ by design. If a step has some, only its calls without staleness are compared.
 
-    Args:
-        parts: Trinity's metrics of each optimizer step.
-        dtype: the dtype that the model computes in.
-        step: the training step.
-
     Raises:
         LogprobGapError: their logprobs differ by more than rounding.
     """
@@ -102,3 +109,50 @@ def check_current_weights(parts: Sequence[Mapping[str, float]], dtype: torch.dty
         tokens, gap = (first.get(f"actor/correction/stale_0/{name}") for name in ("tokens", "gap_sum"))
     if tokens and gap is not None:
         check_logprob_gap(gap / tokens, dtype, f"step {step}, Trinity's explorer after the weight sync")
+
+
+def content_digest(token_ids: Sequence[int], is_trained: Sequence[bool], logprobs: Sequence[float]) -> str:
+    """Return the BLAKE2 digest of a sample.
+
+    Args:
+        is_trained: mask over the R tokens of the response, which starts with the first trained token.
+        logprobs: R log-probabilities, hashed as float32.
+    """
+    arrays = (np.asarray(token_ids, np.int64), np.asarray(is_trained, bool), np.asarray(logprobs, np.float32))
+    hashed = hashlib.blake2b(digest_size=16)
+    for array in arrays:
+        hashed.update(len(array).to_bytes(8, "little") + array.tobytes())
+    return hashed.hexdigest()
+
+
+def sample_digest(sample: Sample) -> str:
+    """Return the digest of a recorded sample."""
+    start = prompt_length(sample)
+    return content_digest(
+        sample.token_ids, [count > 0 for count in sample.train_counts[start:]], sample.logprobs[start:]
+    )
+
+
+def check_samples_match(
+    episodes: Iterable[Episode], expected: Collection[SampleKey], trained: Mapping[SampleKey, str], step: int
+) -> None:
+    """Raise BackboneError if a step trained other samples than the recorded ones.
+
+    Of the recorded episodes, the `expected` samples have a gradient; `trained` has the digests of those that
+    reached the trainer.
+    """
+    missing = [key for key in expected if key not in trained]
+    if missing:
+        raise BackboneError(
+            f"step {step}: Trinity trained only {len(expected) - len(missing)} of {len(expected)} samples; sample "
+            f"{missing[0][1]} of episode {missing[0][0]} is missing. This is a bug; please report it with the run"
+        )
+    samples = {
+        (episode.episode_id, index): sample for episode in episodes for index, sample in enumerate(episode.samples)
+    }
+    for key, value in trained.items():
+        if key not in samples or sample_digest(samples[key]) != value:
+            raise BackboneError(
+                f"step {step}: sample {key[1]} of episode {key[0]}, on which Trinity trained, differs from the run "
+                "record in its tokens, mask or logprobs. This is a bug; please report it with the run"
+            )

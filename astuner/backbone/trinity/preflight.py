@@ -7,19 +7,18 @@ from collections.abc import Iterator
 from astuner.algorithms import resolve
 from astuner.backbone.packing.attention import flash_attention_command, undivided_heads
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
-from astuner.backbone.trinity.machine_facts import TrinityRunFacts
+from astuner.backbone.training.trainer_section import leaves
 from astuner.backbone.trinity.rules import (
+    TrinityRunFacts,
     engine_count,
     gpus_per_node,
     run_correction,
     sampler_dtype,
     steps_ahead,
 )
-from astuner.config.hydra_composition import origin_of
 from astuner.config.keys import parts
-from astuner.config.problems import Problem
 from astuner.config.root import AstunerConfig, RunConfig
-from astuner.config.trainer_overrides import leaves
+from astuner.config.validation import Problem, origin_of
 
 _GPUS_PER_NODE = "astuner.trainer_common.n_gpus_per_node"
 _ENGINES = "astuner.rollout.n_vllm_engine"
@@ -78,10 +77,10 @@ def _ratio_problems(run: AstunerConfig, facts: TrinityRunFacts) -> Iterator[Prob
 
 
 def _tinker_problems(config: RunConfig, facts: TrinityRunFacts) -> Iterator[Problem]:
-    """Yield the values that a Tinker service does not support."""
     run = config.astuner
     lora, stock = run.model.lora, TinkerPolicy()
-    switches = [key for key in ("train_attn", "train_mlp", "train_unembed") if _sets_tinker(config, key)]
+    paths = [path for path, _ in leaves(config.trinity)]
+    switches = [key for key in ("train_attn", "train_mlp", "train_unembed") if ("model", "tinker", key) in paths]
     if lora.rank and lora.target_modules != ALL_LINEAR and switches:
         key = f"{_LORA}.target_modules"
         names = " and ".join(f"trinity.model.tinker.{switch}" for switch in switches)
@@ -115,12 +114,7 @@ def _tinker_problems(config: RunConfig, facts: TrinityRunFacts) -> Iterator[Prob
         yield _problem(facts, key, text)
 
 
-def _sets_tinker(config: RunConfig, name: str) -> bool:
-    return any(path == ("model", "tinker", name) for path, _ in leaves(config.trinity))
-
-
 def _gpu_problems(run: AstunerConfig, facts: TrinityRunFacts) -> Iterator[Problem]:
-    """Yield the values that vLLM and verl's workers, each with their own GPUs, do not support."""
     common = run.trainer_common
     if run.model.dtype == "float32":
         key = "astuner.model.dtype"
@@ -139,7 +133,6 @@ def _gpu_problems(run: AstunerConfig, facts: TrinityRunFacts) -> Iterator[Proble
 
 
 def _gpu_split_problems(run: AstunerConfig, facts: TrinityRunFacts, gpus: int, per_node: int) -> Iterator[Problem]:
-    """Yield a problem if the GPUs cannot be divided between engines and trainer."""
     if gpus < MIN_GPUS:
         reason = "engines and trainer need at least one GPU each"
         fix = "use --backbone=verl, which shares one, or write trainer_common.device: cpu"

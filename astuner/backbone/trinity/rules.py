@@ -7,12 +7,17 @@ one optimizer step; a training step of astuner has `trainer_common.mini_batch_nu
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 import torch
 
 from astuner.algorithms.correction import Correction, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
-from astuner.backbone.trinity.machine_facts import TrinityRunFacts
+from astuner.backbone.packing.attention import imports_flash_attention
+from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig
 from astuner.llm_engine.causal_lm import compute_dtype
 
@@ -28,6 +33,49 @@ _LOSS_KEYS = {
 _USUAL_GPUS = 8
 # The metrics of the correction for this staleness include those of larger values.
 _OLDEST_MEASURED = 4
+
+
+Device = Literal["cpu", "cuda"]
+Mode = Literal["both", "bench"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrinityRunFacts:
+    """Values that are known only when a run starts: its YAML file does not contain them, or contains them as `auto`.
+
+    Attributes:
+        mode: `both` samples and trains, `bench` only samples.
+        model_path: an absolute folder without a colon, or a Hugging Face name.
+        checkpoint_root_dir: folder of Trinity's state, from which astuner creates checkpoints.
+        total_steps: training steps of the run, including those before a resume.
+        max_model_len: maximum number of tokens of prompt and answer together.
+        tinker_base_url: address of the Tinker service that trains and samples; None for vLLM and verl on GPUs.
+        takes_policy: whether that service takes temperature, alpha and modules of adapters (`TinkerPolicy`).
+        heads: number of attention heads of the model; 0 if it is not known.
+        runners: number of processes that run episodes, per engine.
+        origins: where the user set each key (`file:line`, `command line`), for messages; `LoadedConfig.origins`.
+    """
+
+    mode: Mode
+    device: Device
+    model_path: str
+    checkpoint_root_dir: Path
+    total_steps: int
+    namespace: str
+    max_model_len: int
+    tinker_base_url: str | None = None
+    takes_policy: bool = True
+    heads: int = 0
+    runners: int = 1
+    validates: bool = False
+    flash_attention: bool = field(default_factory=imports_flash_attention)
+    gpus: int = field(default_factory=torch.cuda.device_count)
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)
+
+    @property
+    def uses_tinker(self) -> bool:
+        """True if a Tinker service trains and samples."""
+        return self.tinker_base_url is not None
 
 
 def mode(config: AstunerConfig, facts: TrinityRunFacts) -> str:
@@ -81,12 +129,12 @@ def runners(config: AstunerConfig, facts: TrinityRunFacts) -> int:
 
 
 def total_steps(config: AstunerConfig, facts: TrinityRunFacts) -> int:
-    """The number of training steps of the run."""
+    """The run's number of training steps."""
     return facts.total_steps
 
 
 def updates(config: AstunerConfig, facts: TrinityRunFacts) -> int:
-    """The number of training steps of the run × mini_batch_num."""
+    """The run's number of training steps × mini_batch_num."""
     return facts.total_steps * config.trainer_common.mini_batch_num
 
 
@@ -172,7 +220,7 @@ def correction_ages(config: AstunerConfig) -> int:
 
 
 def sampling_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:
-    """The number of optimizer steps of a training step."""
+    """The number of optimizer steps in a training step."""
     return {"updates": config.trainer_common.mini_batch_num}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +22,8 @@ from astuner.backbone.trinity.actors import TrinityActors
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.coordinator import StepSchedule
 from astuner.backbone.trinity.event_consumer import EventConsumer, TrainedStep, coordinator_lost
-from astuner.backbone.trinity.machine_facts import TrinityRunFacts
-from astuner.backbone.trinity.metrics import check_current_weights, update_metrics
-from astuner.backbone.trinity.rules import sampler_dtype, steps_ahead
-from astuner.backbone.trinity.sample_digest import check_samples_match
+from astuner.backbone.trinity.metrics import check_current_weights, check_samples_match, update_metrics
+from astuner.backbone.trinity.rules import TrinityRunFacts, sampler_dtype, steps_ahead
 from astuner.backbone.trinity.training_backends import TrainingBackend
 from astuner.errors import BackboneError
 from astuner.schema import Episode
@@ -33,46 +31,30 @@ from astuner.system.signals import signals_deferred
 from astuner.task_rollout import BatchRequest, OnEpisode
 
 
+@dataclass(eq=False)
 class TrinitySession(TrainingSession):
     """Trinity's explorer, which runs episodes, and its trainer. They run asynchronously in processes of Ray.
 
     A rollout waits for the explorer's next batch, and an update waits for the trainer.
-
-    Attributes:
-        context: inputs of the run.
-        actors: Trinity's explorer and trainer.
-        event_consumer: reads their events.
-        facts: values of Trinity's configuration that depend on model, tasks and device.
-        training_backend: the service that trains and samples.
-        trinity_state: Trinity's state on disk.
     """
 
-    def __init__(
-        self,
-        context: RunContext,
-        actors: TrinityActors,
-        event_consumer: EventConsumer,
-        facts: TrinityRunFacts,
-        training_backend: TrainingBackend,
-        trinity_state: TrinityState,
-        checkpoints: TrinityCheckpoints,
-    ) -> None:
-        self.context = context
-        self.actors = actors
-        self.event_consumer = event_consumer
-        self.facts = facts
-        self.training_backend = training_backend
-        self.trinity_state = trinity_state
-        self._checkpoints = checkpoints
-        self._config = context.config.astuner
+    context: RunContext
+    actors: TrinityActors
+    event_consumer: EventConsumer
+    facts: TrinityRunFacts
+    training_backend: TrainingBackend
+    trinity_state: TrinityState
+    checkpoints: TrinityCheckpoints
+    _trained: TrainedStep | None = field(default=None, init=False)
+    _order: TaskOrder = field(default_factory=lambda: TaskOrder((), 1, None), init=False)
+
+    def __post_init__(self) -> None:
+        self._config = self.context.config.astuner
         # Optimizer steps of Trinity's trainer in a training step.
         self._updates = self._config.trainer_common.mini_batch_num
-        self._trained: TrainedStep | None = None
-        self._order = TaskOrder((), 1, None)
 
     @property
     def _is_training(self) -> bool:
-        """Whether explorer and trainer have been started."""
         return self.event_consumer.last_trainer_step > 0
 
     @property
@@ -89,21 +71,17 @@ class TrinitySession(TrainingSession):
         _call(self.event_consumer.coordinator.record_success, step, success_rates)
 
     def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
-        """Wait for a training step's episodes, or have the explorer run a validation's episodes.
+        """Wait for a training step's episodes, or have the explorer run those of a validation or a dry run.
 
         The first training step starts explorer and trainer.
         """
-        if request.split == "val":
-            return self.run_on_explorer(request, on_episode, on_attempt)
+        if request.split == "val" or self.facts.mode == "bench":  # not trained on
+            _call(self.event_consumer.coordinator.request_evaluation, request)
+            self.actors.start_evaluation(self._config.deadlines.validation)
+            return self.event_consumer.run(request, on_episode, on_attempt)
         if not self._is_training:
             with signals_deferred():
                 self._start_training(request.step - 1)
-        return self.event_consumer.run(request, on_episode, on_attempt)
-
-    def run_on_explorer(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
-        """Have the explorer run episodes that are not trained on."""
-        _call(self.event_consumer.coordinator.request_evaluation, request)
-        self.actors.start_evaluation(self._config.deadlines.validation)
         return self.event_consumer.run(request, on_episode, on_attempt)
 
     def _start_training(self, steps_done: int) -> None:
@@ -185,22 +163,19 @@ class TrinitySession(TrainingSession):
     @contextlib.contextmanager
     def validation(self, step: int) -> Iterator[None]:
         """Give the waiting explorer the weights after `step` steps, and let it continue after the block."""
+        trainer_step, deadlines = step * self._updates, self._config.deadlines
         if self._is_training:
             with self.context.phase("sync_weights"):
-                self._update_explorer(step * self._updates)
+                if trainer_step == self.event_consumer.last_trainer_step:
+                    self.actors.wait_until_trained(deadlines.save_checkpoint)
+                    self.actors.sync_weights(deadlines.sync_weights)
+                elif self._config.asynchrony.sync_style == "trainer_driven":
+                    self.actors.wait_for_pushed_weights(trainer_step, deadlines.sync_weights)
+                else:
+                    self.actors.pull_weights(deadlines.sync_weights)
         yield
         if self._is_training and step < self.facts.total_steps:
             _call(self.event_consumer.coordinator.resume_after, step)
-
-    def _update_explorer(self, trainer_step: int) -> None:
-        deadlines = self._config.deadlines
-        if trainer_step == self.event_consumer.last_trainer_step:
-            self.actors.wait_until_trained(deadlines.save_checkpoint)
-            self.actors.sync_weights(deadlines.sync_weights)
-        elif self._config.asynchrony.sync_style == "trainer_driven":
-            self.actors.wait_for_pushed_weights(trainer_step, deadlines.sync_weights)
-        else:
-            self.actors.pull_weights(deadlines.sync_weights)
 
     def save(self, step: int, progress: dict[str, Any]) -> bool:
         """Write a checkpoint with the weights that the trainer saved after `step`; return False if it saved none.
@@ -216,21 +191,21 @@ class TrinitySession(TrainingSession):
                 self._config.trainer_common.save_freq,
             )
             return False
-        earlier = set(self._checkpoints.stored_weights())
+        earlier = set(self.checkpoints.stored_weights())
         store_weights = partial(self.training_backend.store_weights, weights)
-        self._checkpoints.save(step, store_weights, partial(self.save_model, step=step), progress)
+        self.checkpoints.save(step, store_weights, partial(self.save_model, step=step), progress)
         # Weights that no checkpoint had may be of a later step, which the trainer has saved by now.
-        self.training_backend.delete_weights(earlier.difference(self._checkpoints.stored_weights()))
+        self.training_backend.delete_weights(earlier.difference(self.checkpoints.stored_weights()))
         return True
 
     def load(self) -> dict[str, Any] | None:
         """Return the progress of the newest checkpoint, or None. Trinity started from its weights."""
-        checkpoint = self._checkpoints.newest()
+        checkpoint = self.checkpoints.newest()
         if checkpoint is None:
             return None
-        earlier = set(self._checkpoints.stored_weights())
-        self._checkpoints.remove_old()
-        self.training_backend.delete_weights(earlier.difference(self._checkpoints.stored_weights()))
+        earlier = set(self.checkpoints.stored_weights())
+        self.checkpoints.remove_old()
+        self.training_backend.delete_weights(earlier.difference(self.checkpoints.stored_weights()))
         return checkpoint.progress
 
     def save_model(self, folder: Path, step: int) -> None:
@@ -246,7 +221,6 @@ class TrinitySession(TrainingSession):
         self.context.run_inputs.codec.save(folder)
 
     def _saved_weights(self, step: int) -> str | None:
-        """Return the location of the weights that the trainer saved after `step` steps, or None."""
         trainer_step = step * self._updates
         if self._is_training and trainer_step == self.event_consumer.last_trainer_step:
             self.actors.wait_until_trained(self._config.deadlines.save_checkpoint)
@@ -254,7 +228,6 @@ class TrinitySession(TrainingSession):
 
 
 def _call(method: Any, *arguments: object) -> Any:
-    """Call a method of the coordinator and return its result."""
     try:
         return ray.get(method.remote(*arguments))
     except RayError as error:

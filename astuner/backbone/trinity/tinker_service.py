@@ -12,7 +12,7 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote
@@ -22,13 +22,14 @@ from safetensors.torch import load_file
 
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.training.tinker_policy import POLICY_EXTENSION, TinkerPolicy
-from astuner.backbone.trinity.machine_facts import Device
+from astuner.backbone.trinity.rules import Device
+from astuner.backbone.trinity.training_backends import KEY_VARIABLE, TinkerTrainingBackend
+from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError, ConfigError, ModelError
 from astuner.llm_engine.causal_lm import load_causal_lm
 from astuner.processes.guarded_process import GuardedProcess
 from astuner.system.localhost import ADDRESS, free_port
 
-KEY_VARIABLE = "TINKER_API_KEY"
 LOCAL_KEY = "tml-local"
 """API key for the local server, which accepts any key that starts with `tml-`."""
 _READY_LINE = re.compile(rb"^serving .* at http://", re.MULTILINE)
@@ -41,50 +42,29 @@ _PEFT_PREFIX = "base_model.model."
 
 
 @dataclass(frozen=True)
-class LocalTinkerServer:
-    """A local `astuner serve-tinker` process.
+class LocalTinkerServer(TinkerTrainingBackend):
+    """A local `astuner serve-tinker` process, which reads `TinkerPolicy`."""
 
-    Attributes:
-        url: its address.
-        folder: its checkpoint folder.
-        log: its log file.
-        process: the process.
-        key: the API key to use.
-        takes_policy: whether it reads `TinkerPolicy`.
-    """
-
-    url: str
-    folder: Path
-    log: Path
-    process: GuardedProcess
+    folder: Path = field(kw_only=True)
+    log: Path = field(kw_only=True)
+    process: GuardedProcess = field(kw_only=True)
     key: str = LOCAL_KEY
     takes_policy: bool = True
 
     def save_model(self, base: str, weights: str, folder: Path) -> None:
         """Write a checkpoint's model as a Hugging Face folder, with adapters merged.
 
-        Args:
-            base: the base model's name or folder.
-            weights: the checkpoint's path, `tinker://RUN/weights/NAME`.
-            folder: the folder to write.
-
-        Raises:
-            ModelError: the base model cannot be loaded.
-            OSError: the checkpoint cannot be read.
+        `weights` is the checkpoint's path, `tinker://RUN/weights/NAME`. Raises as `save_checkpoint_model`.
         """
         save_checkpoint_model(base, checkpoint_folder(self.folder, weights), folder)
 
-    def delete_weights(self, paths: Collection[str]) -> None:
+    def delete_weights(self, references: Collection[str]) -> None:
         """Delete checkpoints by their `tinker://` paths."""
-        for path in paths:
+        for path in references:
             shutil.rmtree(checkpoint_folder(self.folder, path), ignore_errors=True)
 
     def wait_until_ready(self, timeout: float) -> None:
-        """Wait until the server accepts requests.
-
-        Raises:
-            BackboneError: the server exited or is not ready after `timeout` seconds.
-        """
+        """Wait until the server accepts requests; raise BackboneError if it has exited, or after `timeout` seconds."""
         started = time.monotonic()
         while not _READY_LINE.search(self.log.read_bytes()):
             self.check_alive()
@@ -93,11 +73,7 @@ class LocalTinkerServer:
             time.sleep(_POLL_SECONDS)
 
     def check_alive(self) -> None:
-        """Check that the server is running.
-
-        Raises:
-            BackboneError: it exited; the message quotes its last output.
-        """
+        """Raise BackboneError, with the server's last output, if it has exited."""
         if self.process.exit_code is not None:
             lines = self.log.read_text(errors="replace").strip().splitlines()
             raise BackboneError(
@@ -107,21 +83,12 @@ class LocalTinkerServer:
 
 
 @contextlib.contextmanager
-def local_tinker_server(model: str, dtype: str, device: Device, folder: Path) -> Iterator[LocalTinkerServer]:
-    """Run a local Tinker server during the block.
-
-    Args:
-        model: the model's folder.
-        dtype: `model.dtype` of the configuration.
-        device: device of the server.
-        folder: the folder for checkpoints and the log.
-
-    Raises:
-        ServiceError: the server cannot be started.
-    """
+def local_tinker_server(model: str, config: AstunerConfig, device: Device, folder: Path) -> Iterator[LocalTinkerServer]:
+    """Run a local Tinker server during the block. ServiceError: it cannot be started."""
     folder.mkdir(parents=True, exist_ok=True)
     log, port = folder / "server.log", str(free_port())
-    argv = [sys.executable, "-P", "-m", "astuner", "serve-tinker", "--model", model, "--dtype", dtype]
+    argv = [sys.executable, "-P", "-m", "astuner", "serve-tinker", "--model", model, "--dtype"]
+    argv += [config.model.dtype]
     argv += ["--device", device, "--port", port, "--checkpoint-dir", str(folder)]
     argv += ["--max-models", "1", "--max-samplers", _MAX_SAMPLERS]
     if device == "cuda":
@@ -130,7 +97,8 @@ def local_tinker_server(model: str, dtype: str, device: Device, folder: Path) ->
     with log.open("wb") as output:
         process = GuardedProcess(argv, Path.cwd(), os.environ, output=output)
     try:
-        yield LocalTinkerServer(f"http://{ADDRESS}:{port}", folder, log, process)
+        policy, url = TinkerPolicy.from_config(config), f"http://{ADDRESS}:{port}"
+        yield LocalTinkerServer(url, policy=policy, device=device, folder=folder, log=log, process=process)
     finally:
         process.end()
 
@@ -144,11 +112,6 @@ def checkpoint_folder(folder: Path, path: str) -> Path:
 @torch.no_grad()
 def save_checkpoint_model(base: str, checkpoint: Path, folder: Path) -> None:
     """Write the model of a server's checkpoint folder as a Hugging Face folder, with adapters merged.
-
-    Args:
-        base: the base model's name or folder.
-        checkpoint: the checkpoint's folder.
-        folder: the folder to write.
 
     Raises:
         ModelError: the base model cannot be loaded.
@@ -176,26 +139,15 @@ def save_checkpoint_model(base: str, checkpoint: Path, folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class RemoteTinkerService:
-    """A Tinker service set by the user (`trinity.model.tinker.base_url`).
+class RemoteTinkerService(TinkerTrainingBackend):
+    """A Tinker service set by the user (`trinity.model.tinker.base_url`), which may be an `astuner serve-tinker`.
 
-    Attributes:
-        url: its address.
-        key: the API key to use.
-        takes_policy: whether it is an `astuner serve-tinker`, which reads `TinkerPolicy`.
+    If it is down, requests fail. The user manages its checkpoints.
     """
 
-    url: str
-    key: str
-    takes_policy: bool = False
-
     @classmethod
-    def probed(cls, url: str) -> Self:
-        """Return the service at an address, which is asked for its capabilities.
-
-        Raises:
-            ConfigError: no API key is set.
-        """
+    def probed(cls, url: str, policy: TinkerPolicy) -> Self:
+        """Return the service at an address, which is asked for its capabilities. Without an API key: ConfigError."""
         import httpx
 
         key, takes_policy = service_key(), False
@@ -206,28 +158,10 @@ class RemoteTinkerService:
                 timeout=_PROBE_TIMEOUT_SECONDS,
             )
             takes_policy = POLICY_EXTENSION in capabilities.json()["extensions"]
-        return cls(url, key, takes_policy)
-
-    def wait_until_ready(self, timeout: float) -> None:
-        """Do nothing: if the service is down, the first request fails."""
-
-    def check_alive(self) -> None:
-        """Do nothing: if the service is down, requests fail."""
-
-    def delete_weights(self, paths: Collection[str]) -> None:
-        """Do nothing: the user manages the checkpoints of the service."""
+        return cls(url, key, takes_policy, policy)
 
     def save_model(self, base: str, weights: str, folder: Path) -> None:
-        """Download a checkpoint's adapters and write the merged model as a Hugging Face folder.
-
-        Args:
-            base: the base model's name or folder.
-            weights: the checkpoint's `tinker://` path.
-            folder: the folder to write.
-
-        Raises:
-            ModelError: the adapters cannot be downloaded or do not fit the model.
-        """
+        """Download a checkpoint's adapters; write the merged model, or raise ModelError if they do not fit it."""
         import httpx
         import tinker
 
@@ -253,16 +187,7 @@ class RemoteTinkerService:
 
 
 def save_merged(base: str, archive: Path, folder: Path) -> None:
-    """Merge the adapters of an archive into a model and write it as a Hugging Face folder.
-
-    Args:
-        base: the base model's name or folder.
-        archive: a tar file, compressed or not, with PEFT's `adapter_config.json` and weights.
-        folder: the folder to write.
-
-    Raises:
-        ModelError: the archive has no adapters, or they do not fit the model.
-    """
+    """Merge the PEFT adapters of a tar file into a model, and write it; raise ModelError if that is impossible."""
     from peft import PeftModel
 
     with tempfile.TemporaryDirectory(prefix="astuner-adapters-") as name:
@@ -279,11 +204,7 @@ def save_merged(base: str, archive: Path, folder: Path) -> None:
 
 
 def service_key() -> str:
-    """Return the API key for the user's service.
-
-    Raises:
-        ConfigError: the environment variable is not set.
-    """
+    """Return the API key for the user's service; raise ConfigError if the environment variable is not set."""
     key = os.environ.get(KEY_VARIABLE)
     if not key:
         raise ConfigError(

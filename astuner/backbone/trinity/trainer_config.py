@@ -18,15 +18,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from astuner.backbone.base import missing_packages
 from astuner.backbone.packing.attention import attention_error
-from astuner.backbone.training.declarations import engine_argument_errors, verl_classes
-from astuner.backbone.trinity.machine_facts import TrinityRunFacts
-from astuner.backbone.trinity.preflight import machine_problems
-from astuner.config.declared_fields import field_errors
-from astuner.config.keys import KeyPath, dotted, parts
-from astuner.config.problems import Problem, raise_problems
-from astuner.config.root import RunConfig
-from astuner.config.trainer_mapping import trainer_mapping
-from astuner.config.trainer_overrides import (
+from astuner.backbone.training.declarations import engine_argument_errors, field_errors, verl_classes
+from astuner.backbone.training.trainer_section import (
     TrainerOverride,
     leaf_overrides,
     leaves,
@@ -35,6 +28,12 @@ from astuner.config.trainer_overrides import (
     split_shared_mappings,
     trainer_overrides,
 )
+from astuner.backbone.trinity.preflight import machine_problems
+from astuner.backbone.trinity.rules import TrinityRunFacts
+from astuner.config.keys import KeyPath, dotted, parts
+from astuner.config.root import RunConfig
+from astuner.config.trainer_mapping import trainer_mapping
+from astuner.config.validation import Problem, raise_problems
 from astuner.errors import BackboneError, did_you_mean, first_line
 
 if TYPE_CHECKING:
@@ -53,12 +52,7 @@ _ATTENTION = (*_TRAINER_CONFIG, "model", "override_config", "attn_implementation
 
 
 def trinity_config(config: RunConfig, facts: TrinityRunFacts) -> Config:
-    """Return Trinity's configuration of a run, before Trinity's own check, which contacts the Tinker service.
-
-    Raises:
-        ConfigError: the same errors as in `compose_trinity_config`.
-        BackboneError: Trinity is not installed.
-    """
+    """Return Trinity's configuration of a run, before Trinity's own check, which contacts the Tinker service."""
     composed = OmegaConf.merge(packaged_config(), compose_trinity_config(config, facts))
     result: Any = OmegaConf.to_object(composed)
     # Trinity's check sets the same folder; its processes read it from their environment before.
@@ -67,11 +61,7 @@ def trinity_config(config: RunConfig, facts: TrinityRunFacts) -> Config:
 
 
 def check_trinity_config(config: Config) -> Config:
-    """Return a configuration as checked and completed by Trinity.
-
-    Raises:
-        BackboneError: Trinity's check failed.
-    """
+    """Return a configuration as checked and completed by Trinity; raise BackboneError if Trinity rejects it."""
     with _rejections_explained():
         return config.check_and_update()
 
@@ -80,7 +70,6 @@ def check_without_ray(config: Config, *, has_model: bool) -> None:
     """Run Trinity's checks that need neither Ray nor a Tinker server, on a copy of the configuration.
 
     Args:
-        config: the configuration.
         has_model: whether `model.model_path` is the folder or the name of the model, which some checks read.
 
     Raises:
@@ -123,7 +112,6 @@ def compose_trinity_config(config: RunConfig, facts: TrinityRunFacts) -> dict[st
 
     Args:
         config: the configuration, with the names and folders from `resolve_names`.
-        facts: values that are known only when the run starts.
 
     Raises:
         ConfigError: the `trinity:` section has a key that Trinity does not have or that astuner sets, or a value that
@@ -146,11 +134,7 @@ def compose_trinity_config(config: RunConfig, facts: TrinityRunFacts) -> dict[st
 
 
 def packaged_config() -> DictConfig:
-    """Return Trinity's configuration with the defaults of its classes.
-
-    Raises:
-        BackboneError: Trinity is not installed.
-    """
+    """Return Trinity's configuration with the defaults of its classes; raise BackboneError without Trinity."""
     try:
         from trinity.common.config import Config
     except ImportError as error:
@@ -166,7 +150,6 @@ def configured_tinker_service(config: RunConfig) -> str | None:
 
 
 def _machine(facts: TrinityRunFacts) -> Iterator[str]:
-    """Yield the groups of machine settings that apply."""
     yield "always"
     yield "tinker" if facts.uses_tinker else "gpus"
     if not facts.uses_tinker and not facts.flash_attention:
@@ -186,7 +169,6 @@ def _without_wrapper(override: TrainerOverride) -> TrainerOverride:
 def _invalid_values(
     overrides: list[TrainerOverride], packaged: DictConfig, facts: TrinityRunFacts
 ) -> Iterator[Problem]:
-    """Yield the values that Trinity's classes reject."""
     for override in leaf_overrides(overrides):
         if override.path == _ATTENTION and not facts.uses_tinker:
             name = dotted(("trinity", *_ATTENTION))

@@ -17,13 +17,12 @@ from trinity.utils.monitor import Monitor
 from trinity.utils.timer import Timer
 
 from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
-from astuner.algorithms.correction import CORRECTION_SUMS, Correction, corrected_loss
+from astuner.algorithms.correction import CORRECTION_SUMS, Correction, micro_batch_loss
 from astuner.backbone.trinity.advantage_fn import EPISODE, MINI_BATCH_SIZE, SAMPLE
-from astuner.backbone.trinity.coordinator import coordinator
-from astuner.backbone.trinity.events import BatchConsumed, MetricsLogged
-from astuner.backbone.trinity.sample_digest import content_digest
+from astuner.backbone.trinity.coordinator import BatchConsumed, MetricsLogged, coordinator
+from astuner.backbone.trinity.metrics import content_digest
 from astuner.config.algorithm_settings import AlgorithmConfig, KlType
-from astuner.config.optimizer import CorrectionConfig
+from astuner.config.corrections import CorrectionConfig
 
 
 class WithReference(AlgorithmType):
@@ -55,12 +54,7 @@ class MiniBatchStrategy(SampleStrategy):
     """
 
     def __init__(self, buffer_config: Any, updates: int, **_: Any) -> None:
-        """Open the experience buffer.
-
-        Args:
-            buffer_config: Trinity's buffer configuration.
-            updates: optimizer steps in a training step.
-        """
+        """Open the experience buffer; a training step has `updates` optimizer steps."""
         super().__init__(buffer_config)
         self._updates = updates
         self._ended: asyncio.Future[None] | None = None
@@ -143,9 +137,7 @@ class EpisodeLoss(PolicyLossFn):
 
         Args:
             backend: Trinity's trainer type, `tinker` or `verl`.
-            algorithm: the run's `trainer_common.algorithm`.
             kl_coef: coefficient of the KL to the reference model; 0 for no KL term.
-            kl_type: estimator of the KL.
             correction: the run's `trainer_common.correction`, resolved.
             old_from_trainer: whether the ratios are to the policy before the update. A training step then has one
                 optimizer step, so it is the current policy.
@@ -185,22 +177,19 @@ class EpisodeLoss(PolicyLossFn):
         table = CallTable(rows, starts, ends)
         old = current.detach() if self._correction.old_from_trainer else sampler
         batch = PolicyBatch(current, old, credit, counts, table, sampler)
-        result, correction = corrected_loss(self._rule, self._correction, batch)
-        weights = token_weights(counts, row_scale.flatten())
-        loss = (result.token_losses * weights).sum()
-        sums = {"loss/policy": loss}
-        if self._kl_coef > 0:
-            kl = token_kl(current, _as_batch(ref_logprob).float(), self._kl_type)
-            sums["loss/kl"] = (batch.only_trained(kl) * weights).sum()
-            loss = loss + self._kl_coef * sums["loss/kl"]
-        sums["loss/total"] = loss
-        sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
+        loss, sums = micro_batch_loss(
+            self._rule,
+            self._correction,
+            batch,
+            token_weights(counts, row_scale.flatten()),
+            kl=token_kl(current, _as_batch(ref_logprob).float(), self._kl_type) if self._kl_coef > 0 else None,
+            kl_coef=self._kl_coef,
+        )
         sums["logprob_difference"] = ((current.detach() - sampler).abs() * counts).sum()
-        sums |= {f"correction/{name}": getattr(correction, name) for name in CORRECTION_SUMS}
         # All calls return the same names, because the trainer averages each over the calls that return it.
         for age, metrics in enumerate(self._correction.metrics_by_staleness(batch, staleness, self._ages)):
             sums |= {f"correction/stale_{age}/{name}": getattr(metrics, name) for name in CORRECTION_SUMS}
-        return loss, {name: self._metric(name, float(value.detach())) for name, value in sums.items()}
+        return loss, {name: self._metric(name, float(value)) for name, value in sums.items()}
 
     def _metric(self, name: str, value: float) -> Any:
         """Return a sum, or a maximum if its name ends with `_max`, in the trainer's format.
@@ -266,7 +255,6 @@ class _Maximum(float):
 
 
 def _as_batch(values: Tensor) -> Tensor:
-    """Return [R] as [1, R], and [B, R] unchanged."""
     return values if values.dim() > 1 else values[None]
 
 

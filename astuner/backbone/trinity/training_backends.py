@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from astuner.backbone.training.tinker_policy import TinkerPolicy
-from astuner.backbone.trinity.machine_facts import Device
 from astuner.backbone.trinity.placement import keep_all_here, keep_unplaced_here, set_up_gpu_worker
-from astuner.backbone.trinity.tinker_service import KEY_VARIABLE, LocalTinkerServer, RemoteTinkerService
+from astuner.backbone.trinity.rules import Device
 from astuner.backbone.trinity.vllm_stub import STUB_FOLDER, import_vllm_stub
 
+KEY_VARIABLE = "TINKER_API_KEY"
 POLICY_VARIABLE = "ASTUNER_TINKER_POLICY"
 """The environment variable with the `TinkerPolicy` of the run as JSON, for Trinity's trainer."""
 _SETUP_HOOK = "worker_process_setup_hook"
@@ -27,62 +28,77 @@ _ACTOR = "actor"
 _FULL_CHECKPOINT = ".full_checkpoint"
 
 
-class TrainingBackend(Protocol):
-    """Samples and trains for Trinity. A `step_folder` is Trinity's checkpoint folder of one trainer step."""
+class TrainingBackend(ABC):
+    """Samples and trains for Trinity. A `step_folder` is Trinity's checkpoint folder of one trainer step.
 
-    @property
-    def device(self) -> Device:
-        """The device that the model is trained on: `cpu` or `cuda`."""
+    Attributes:
+        device: the device that the model is trained on.
+    """
+
+    device: Device
 
     @property
     def tinker_url(self) -> str | None:
         """The address of the Tinker service; None for vLLM and verl."""
+        return None
 
     @property
     def takes_policy(self) -> bool:
         """Whether a Tinker service takes a `TinkerPolicy`; vLLM and verl need none."""
+        return True
 
     @property
     def environment(self) -> Mapping[str, str]:
         """Environment variables for all processes of the run."""
+        return {}
 
     @property
     def python_path(self) -> list[str]:
         """Folders at the start of the processes' PYTHONPATH."""
+        return []
 
     @property
+    @abstractmethod
     def ray_runtime_env(self) -> Mapping[str, str]:
         """Entries of Ray's runtime environment, except for environment variables."""
 
+    @abstractmethod
     def keep_actors_here(self) -> Callable[[], None]:
         """Start those of Trinity's actors here that can run on any node; return a function that undoes this."""
 
-    def prepare_imports(self) -> None:
-        """Prepare this process for importing Trinity."""
-
+    @abstractmethod
     def trainer_class(self) -> Any:
         """Return Trinity's `Trainer` or a subclass."""
 
-    def wait_until_ready(self, timeout: float) -> None:
-        """Wait up to `timeout` seconds until the backend accepts requests."""
-
-    def check_alive(self) -> None:
-        """Raise if a process of this backend has died and Trinity does not report it."""
-
+    @abstractmethod
     def saved_weights(self, step_folder: Path) -> str | None:
         """Return the location of the weights that a step has saved; None if it has not."""
 
+    @abstractmethod
     def store_weights(self, weights: str, checkpoint: Path) -> str:
         """Store weights with a checkpoint of the run; return the reference that `restore_weights` takes."""
 
+    @abstractmethod
     def restore_weights(self, reference: str, checkpoint: Path, step_folder: Path) -> None:
         """Recreate a step folder, from which Trinity's trainer resumes."""
 
-    def delete_weights(self, references: Collection[str]) -> None:
-        """Delete stored weights of removed checkpoints."""
-
+    @abstractmethod
     def save_model(self, base: str, weights: str, folder: Path) -> None:
         """Write weights as a Hugging Face folder, with adapters merged into `base`."""
+
+    # By default, nothing is to do.
+
+    def prepare_imports(self) -> None:  # noqa: B027
+        """Prepare this process for importing Trinity."""
+
+    def wait_until_ready(self, timeout: float) -> None:  # noqa: B027
+        """Wait up to `timeout` seconds until the backend accepts requests."""
+
+    def check_alive(self) -> None:  # noqa: B027
+        """Raise if a process of this backend has died and Trinity does not report it."""
+
+    def delete_weights(self, references: Collection[str]) -> None:  # noqa: B027
+        """Delete stored weights of removed checkpoints."""
 
 
 # The methods below are documented in `TrainingBackend`.
@@ -90,30 +106,27 @@ class TrainingBackend(Protocol):
 
 
 @dataclass(frozen=True)
-class TinkerTrainingBackend:
-    """Samples and trains with a Tinker service.
+class TinkerTrainingBackend(TrainingBackend):
+    """Samples and trains with a Tinker service; its subclasses are in `tinker_service`.
 
     Attributes:
-        server: a local server or the user's service.
         policy: how the server's models compute; only astuner's own server supports other values than the defaults.
         device: the device of this machine's processes.
     """
 
-    server: LocalTinkerServer | RemoteTinkerService
+    url: str
+    key: str
+    takes_policy: bool = False
     policy: TinkerPolicy = field(default_factory=TinkerPolicy)
     device: Device = "cpu"
 
     @property
     def tinker_url(self) -> str:
-        return self.server.url
-
-    @property
-    def takes_policy(self) -> bool:
-        return self.server.takes_policy
+        return self.url
 
     @property
     def environment(self) -> Mapping[str, str]:
-        return {KEY_VARIABLE: self.server.key, POLICY_VARIABLE: self.policy.model_dump_json()}
+        return {KEY_VARIABLE: self.key, POLICY_VARIABLE: self.policy.model_dump_json()}
 
     @property
     def python_path(self) -> list[str]:
@@ -138,12 +151,6 @@ class TinkerTrainingBackend:
 
         return PolicyTrainer
 
-    def wait_until_ready(self, timeout: float) -> None:
-        self.server.wait_until_ready(timeout)
-
-    def check_alive(self) -> None:
-        self.server.check_alive()
-
     def saved_weights(self, step_folder: Path) -> str | None:
         file = step_folder / _TINKER_PATH_FILE
         return file.read_text().strip() if file.is_file() else None
@@ -156,26 +163,12 @@ class TinkerTrainingBackend:
         (step_folder / _FULL_CHECKPOINT).touch()
         (step_folder / _TINKER_PATH_FILE).write_text(reference)
 
-    def delete_weights(self, references: Collection[str]) -> None:
-        self.server.delete_weights(references)
-
-    def save_model(self, base: str, weights: str, folder: Path) -> None:
-        self.server.save_model(base, weights, folder)
-
 
 @dataclass(frozen=True)
-class VerlTrainingBackend:
-    """Samples with vLLM and trains with verl's FSDP workers, which write sharded checkpoints.
-
-    Attributes:
-        device: the device type.
-    """
+class VerlTrainingBackend(TrainingBackend):
+    """Samples with vLLM and trains with verl's FSDP workers, which write sharded checkpoints."""
 
     device: Device = "cuda"
-    tinker_url: None = None
-    takes_policy: bool = True
-    environment: Mapping[str, str] = field(default_factory=dict)
-    python_path: list[str] = field(default_factory=list)
 
     @property
     def ray_runtime_env(self) -> Mapping[str, str]:
@@ -184,19 +177,10 @@ class VerlTrainingBackend:
     def keep_actors_here(self) -> Callable[[], None]:
         return keep_unplaced_here()
 
-    def prepare_imports(self) -> None:
-        pass
-
     def trainer_class(self) -> Any:
         from astuner.backbone.trinity.verl_trainer import WholeBatchTrainer
 
         return WholeBatchTrainer
-
-    def wait_until_ready(self, timeout: float) -> None:
-        pass
-
-    def check_alive(self) -> None:
-        pass
 
     def saved_weights(self, step_folder: Path) -> str | None:
         # Trinity creates the marker before the workers start to write, and the tokenizer's folder after they finish.
@@ -219,9 +203,6 @@ class VerlTrainingBackend:
         # Copied, not linked: the workers overwrite these files.
         shutil.copytree(checkpoint / reference, step_folder / _ACTOR)
         (step_folder / _FULL_CHECKPOINT).touch()
-
-    def delete_weights(self, references: Collection[str]) -> None:
-        pass
 
     def save_model(self, base: str, weights: str, folder: Path) -> None:
         from astuner.backbone.trinity.verl_trainer import save_model

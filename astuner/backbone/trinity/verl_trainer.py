@@ -121,16 +121,7 @@ def _padded(values: Sequence[Any], length: int, padding: object) -> list[Any]:
 
 @torch.no_grad()
 def save_model(base: str, actor: Path, folder: Path) -> None:
-    """Merge the workers' checkpoint shards and write the model as a Hugging Face folder.
-
-    Args:
-        base: the base model's name or folder.
-        actor: the folder with the shards of verl's FSDP workers.
-        folder: the folder to write.
-
-    Raises:
-        ModelError: the base model cannot be loaded, or the shards cannot be read or do not fit it.
-    """
+    """Merge the shards that verl's FSDP workers have left in `actor`; write the model, or raise ModelError."""
     from trinity.common.models.utils import load_fsdp_state_dict_from_verl_checkpoint
 
     model = load_causal_lm(base, torch.float32)

@@ -64,11 +64,7 @@ class BoundedEngine(fsdp.FSDPEngineWithLMHead):
 
 
 def _micro_batches(data: TensorDict, dp_group: Any = None, **options: Any) -> tuple[list[TensorDict], Any]:
-    """Divide rows into micro-batches whose computed tokens are bounded, equally many in each data-parallel process.
-
-    Returns:
-        The micro-batches, and the row numbers of each, as verl's function.
-    """
+    """Divide rows into micro-batches whose computed tokens are bounded, equally many in each data-parallel process."""
     packs = tensordict_utils.get(data, "use_remove_padding", True)
     if packs or not tensordict_utils.get(data, "use_dynamic_bsz", True):
         # verl bounds the number of tokens, which is what packed rows compute.

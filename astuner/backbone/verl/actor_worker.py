@@ -1,4 +1,4 @@
-"""verl's actor worker, extended by a learning-rate setter and by saving a Hugging Face model."""
+"""verl's actor worker with a learning-rate setter, a Hugging Face model, and entropies without gradient."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Any
 import torch
 from accelerate import init_empty_weights
 from omegaconf import DictConfig
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from verl.single_controller.base.decorator import Dispatch, register
+from verl.utils import torch_functional
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
+from astuner.algorithms import entropy_from_logprobs
 from astuner.backbone.ray_cluster.worker_server import use_configured_threads
-from astuner.backbone.verl.entropy import disable_entropy_gradient
 from astuner.llm_engine.weight_digests import weight_digests
 from astuner.system.redaction.output import redact_output
+
+_CHUNK_ROWS = 2048
 
 
 class ActorWorker(ActorRolloutRefWorker):
@@ -37,12 +41,7 @@ class ActorWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_model(self, folder: str, dtype: str) -> None:
-        """Save the model, with adapters merged, as a Hugging Face folder without tokenizer.
-
-        Args:
-            folder: the output folder, on a file system of the first worker's machine.
-            dtype: name of the torch dtype that the weights are saved in.
-        """
+        """Save the model, adapters merged, as a Hugging Face folder without tokenizer on the first worker's machine."""
         torch_dtype = getattr(torch, dtype)
         named_weights, _ = self.actor.engine.get_per_tensor_param(base_sync_done=False)
         weights = {}
@@ -56,11 +55,7 @@ class ActorWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def weight_digests(self, dtype: str) -> dict[str, int]:
-        """Return the checksums of all weights, with adapters merged, from the first worker; see `weight_digests`.
-
-        Args:
-            dtype: name of the torch dtype that the weights are rounded to first.
-        """
+        """Return the first worker's checksums of all weights, adapters merged, rounded to the torch dtype `dtype`."""
         named_weights, _ = self.actor.engine.get_per_tensor_param(base_sync_done=False)
         # The iterator gathers each weight from all workers, so that every worker must exhaust it.
         digests = weight_digests(named_weights, getattr(torch, dtype))
@@ -75,3 +70,29 @@ def _save_pretrained(folder: Path, model_path: str, weights: dict[str, Any], dty
         model.generation_config = GenerationConfig.from_pretrained(model_path)
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if config.tie_word_embeddings else set()
     model.save_pretrained(folder, state_dict={name: tensor for name, tensor in weights.items() if name not in tied})
+
+
+def disable_entropy_gradient() -> None:
+    """Make the training engines that this process creates from now on compute entropies without gradient.
+
+    verl's functions keep tensors of the size of the logits for the backward pass, also where no loss contains the
+    entropy.
+    """
+    torch_functional.entropy_from_logits = torch_functional.entropy_from_logits_with_chunking = entropy_from_logits
+
+
+@torch.compiler.disable
+@torch.no_grad()
+def entropy_from_logits(logits: Tensor, chunk_size: int = _CHUNK_ROWS) -> Tensor:
+    """Return each logit row's entropy, without gradient.
+
+    Args:
+        logits: [..., V].
+        chunk_size: number of rows that are computed together. It bounds the temporary memory.
+
+    Returns:
+        [...] float32, in nats.
+    """
+    rows = torch.split(logits.flatten(end_dim=-2), chunk_size)
+    entropies = torch.cat([entropy_from_logprobs(chunk.float().log_softmax(dim=-1)) for chunk in rows])
+    return entropies.view(logits.shape[:-1])

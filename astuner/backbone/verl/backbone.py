@@ -10,37 +10,27 @@ from typing import TYPE_CHECKING
 import torch
 from loguru import logger
 
-from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext
+from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext, StartedRay, is_own_ray
 from astuner.backbone.memory.estimate import BatchShape, process_estimate
 from astuner.backbone.packing.packed_attention import has_packed_attention
-from astuner.backbone.ray_cluster.connection import (
-    check_has_no_gpus,
-    check_not_connected,
-    check_ray_reachable,
-    find_gpus,
-)
+from astuner.backbone.ray_cluster.connection import check_has_no_gpus, check_not_connected, find_gpus, find_ray
 from astuner.backbone.ray_cluster.nodes import lost_nodes_named
-from astuner.backbone.ray_cluster.started import StartedRay, is_own_ray
 from astuner.backbone.ray_cluster.worker_server import can_fork_workers
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.training.lora import check_target_modules
-from astuner.backbone.training.rl_loop import RlLoop
+from astuner.backbone.training.rl_loop import SessionBackbone
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.backbone.training.schedule import TaskOrder
-from astuner.backbone.training.session import dry_run, evaluate
-from astuner.backbone.verl.machine_facts import RolloutEngine, VerlRunFacts
+from astuner.backbone.verl.rules import RolloutEngine, VerlRunFacts
 from astuner.backbone.verl.trainer_config import compose_verl_config
 from astuner.config.keys import KeyPath
-from astuner.config.root import AstunerConfig, RunConfig, is_installed
+from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.trainer import TrainerCommonConfig
-from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype
 from astuner.llm_engine.context_length import context_length
-from astuner.llm_engine.vllm_server.on_cpu import check_head_size
-from astuner.run_record.summary import RunSummary
-from astuner.schema import Episode
-from astuner.task_rollout import Split
+from astuner.llm_engine.vllm_server.settings import check_head_size
+from astuner.system.paths import is_installed
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -48,24 +38,38 @@ if TYPE_CHECKING:
     from astuner.backbone.verl.session import VerlSession
 
 
-class VerlBackbone:
+class VerlBackbone(SessionBackbone):
     """Trains with verl, on one machine or many."""
 
-    def train(self, context: RunContext) -> RunSummary:
-        """Train with the configured algorithm, and write the tuned model to `{record}/model`."""
-        with _verl_session(context) as session:
-            return RlLoop(context, session).run()
+    @contextlib.contextmanager
+    def session(self, context: RunContext, *, trains: bool) -> Iterator[VerlSession]:
+        """Start Ray, verl's workers and engines, and the episode workers; stop them after the block."""
+        from astuner.backbone.verl.cluster import ray_running, verl_environment, verl_worker_server
 
-    def evaluate(self, context: RunContext) -> RunSummary:
-        """Validate the model once."""
-        with _verl_session(context) as session:
-            return evaluate(context, session)
-
-    def dry_run(self, context: RunContext, split: Split) -> list[Episode]:
-        """Roll out a few tasks."""
-        with _verl_session(context) as session:
-            session.sync(0)
-            return dry_run(context, session.roll_out, split)
+        config = context.config.astuner
+        facts = _run_facts(context.preflight_context)
+        with contextlib.ExitStack() as stack:
+            environment = stack.enter_context(verl_environment(facts.device, own_ray=context.has_own_ray))
+            server = None
+            # vLLM computes with the threads that OMP_NUM_THREADS has set when PyTorch was imported.
+            if context.has_own_ray and facts.rollout_engine == "embedded" and can_fork_workers(facts.device):
+                server = stack.enter_context(verl_worker_server(environment))
+            composed = compose_verl_config(context.config, facts)
+            if facts.device == "cuda" and config.trainer_common.n_gpus_per_node is None:
+                gpus = composed.trainer.n_gpus_per_node
+                logger.warning("trainer_common.n_gpus_per_node is not set: {} GPUs of each machine are used", gpus)
+            stack.enter_context(_ray_errors_explained())
+            logger.info("starting Ray, verl's workers and engines; this takes up to a minute")
+            stack.enter_context(ray_running(composed, environment, server))
+            stack.enter_context(lost_nodes_named(RESUME_HINT))
+            if not context.has_own_ray and facts.device == "cpu" and config.trainer_common.device == "auto":
+                check_has_no_gpus(  # nodes with GPUs may have joined since then
+                    "this machine and the Ray cluster had no GPU when the run started",
+                    "Run the same command again with trainer_common.ray_address",
+                )
+            with context.phase("load_model"):
+                session = _start_session(context, composed, facts, stack)
+            yield session
 
     def check_config(
         self, config: RunConfig, origins: Mapping[KeyPath, str], ray: StartedRay | None, *, trains: bool
@@ -80,8 +84,6 @@ class VerlBackbone:
             rollout_engine=_rollout_engine(run, device),
             model_path=run.model.path,
             checkpoint_folder=Path(run.experiment_dir) / "checkpoints",
-            total_steps=1,
-            n_val=0,
             ray=ray,
             origins=origins,
         )
@@ -105,7 +107,8 @@ class VerlBackbone:
             check_not_connected()
             compose_verl_config(preflight_context.config, facts)
             check_target_modules(preflight_context.config.astuner.model.lora, facts.model_path)
-            check_ray_reachable(address)
+            if address is not None:
+                find_ray(address)
 
     def estimate(self, config: AstunerConfig, run_inputs: RunInputs) -> MemoryEstimate:
         """Estimate the memory of this process; the model is in others, possibly on other machines."""
@@ -117,47 +120,8 @@ class VerlBackbone:
 
 
 @contextlib.contextmanager
-def _verl_session(context: RunContext) -> Iterator[VerlSession]:
-    """Start Ray, verl's workers and engines, and the episode workers; stop them after the block.
-
-    Raises:
-        AstunerError: verl does not support the configuration, or a process fails.
-    """
-    from astuner.backbone.verl.cluster import ray_running, verl_environment, verl_worker_server
-
-    config = context.config.astuner
-    facts = _run_facts(context.preflight_context)
-    with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(verl_environment(facts.device, own_ray=context.has_own_ray))
-        server = None
-        # vLLM computes with the threads that OMP_NUM_THREADS has set when PyTorch was imported.
-        if context.has_own_ray and facts.rollout_engine == "embedded" and can_fork_workers(facts.device):
-            server = stack.enter_context(verl_worker_server(environment))
-        composed = compose_verl_config(context.config, facts)
-        if facts.device == "cuda" and config.trainer_common.n_gpus_per_node is None:
-            gpus = composed.trainer.n_gpus_per_node
-            logger.warning("trainer_common.n_gpus_per_node is not set: {} GPUs of each machine are used", gpus)
-        stack.enter_context(_ray_errors_explained())
-        logger.info("starting Ray, verl's workers and engines; this takes up to a minute")
-        stack.enter_context(ray_running(composed, environment, server))
-        stack.enter_context(lost_nodes_named(RESUME_HINT))
-        if not context.has_own_ray and facts.device == "cpu" and config.trainer_common.device == "auto":
-            check_has_no_gpus(  # nodes with GPUs may have joined since then
-                "this machine and the Ray cluster had no GPU when the run started",
-                "Run the same command again with trainer_common.ray_address",
-            )
-        with context.phase("load_model"):
-            session = _start_session(context, composed, facts, stack)
-        yield session
-
-
-@contextlib.contextmanager
 def _ray_errors_explained() -> Iterator[None]:
-    """Turn the errors of Ray about its processes into errors that explain what to do.
-
-    Raises:
-        BackboneError: a process of verl raised an error or died.
-    """
+    """Turn the errors of Ray about its processes into errors that explain what to do."""
     from ray.exceptions import RayError, RayTaskError
 
     try:
@@ -176,7 +140,8 @@ def _start_session(
     context: RunContext, composed: DictConfig, facts: VerlRunFacts, stack: contextlib.ExitStack
 ) -> VerlSession:
     # These modules read the environment when they are imported.
-    from astuner.backbone.verl.episode_worker_pool import EpisodeWorkerPool, WorkerJob
+    from astuner.backbone.episode_workers.messages import AgentJob
+    from astuner.backbone.verl.episode_hosts import EpisodeHosts
     from astuner.backbone.verl.rollout_engine import VerlEngine
     from astuner.backbone.verl.session import VerlSession
     from astuner.backbone.verl.trainer import started_trainer
@@ -185,21 +150,11 @@ def _start_session(
     dtype = compute_dtype(config.model.dtype, torch.device(facts.device))
     trainer = stack.enter_context(started_trainer(composed, config, dtype))
     engine = VerlEngine(trainer.get_llm_client(), composed.actor_rollout_ref.rollout.max_model_len)
-    run_inputs = context.run_inputs
-    job = WorkerJob(
-        config,
-        run_inputs.search,
-        Path.cwd(),
-        facts.model_path,
-        active_breakpoints(),
-        engine,
-        env_services=run_inputs.env_services,
-        rubrics=run_inputs.rubrics,
-    )
-    worker_pool = EpisodeWorkerPool(job, context.active_episodes)
-    stack.callback(worker_pool.close)
-    worker_pool.start()
-    return VerlSession(context, trainer, worker_pool, dtype, facts.total_steps)
+    agent = AgentJob.of(config, context.run_inputs, facts.model_path)
+    hosts = EpisodeHosts(agent, engine, context.active_episodes)
+    stack.callback(hosts.close)
+    hosts.start()
+    return VerlSession(context, trainer, hosts, dtype, facts.total_steps)
 
 
 def _configured_device(run: AstunerConfig) -> torch.device:
@@ -233,11 +188,7 @@ def workers_device(common: TrainerCommonConfig) -> torch.device:
 
 
 def _rollout_engine(config: AstunerConfig, device: torch.device) -> RolloutEngine:
-    """Return the engine: on a CPU without vLLM, the embedded one; on GPUs vLLM.
-
-    Raises:
-        BackboneError: the engine is vLLM on a GPU, which is not installed.
-    """
+    """Return the engine: on a CPU without vLLM, the embedded one; on GPUs vLLM."""
     engine = config.rollout.name
     if engine == "auto" or device.type == "cuda":
         engine = "vllm" if device.type == "cuda" else "embedded"
@@ -249,12 +200,7 @@ def _rollout_engine(config: AstunerConfig, device: torch.device) -> RolloutEngin
 
 
 def _run_facts(preflight_context: PreflightContext) -> VerlRunFacts:
-    """Return the values of verl's configuration that depend on the model, the tasks and the device.
-
-    Raises:
-        BackboneError: the engine is vLLM, which is not installed.
-        ModelError: vLLM cannot compute the model on a CPU.
-    """
+    """Return the values of verl's configuration that depend on the model, the tasks and the device."""
     from transformers import AutoConfig
 
     config, inputs = preflight_context.config.astuner, preflight_context.run_inputs

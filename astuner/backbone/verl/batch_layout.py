@@ -59,9 +59,6 @@ def assign_rows(
     which train nothing, make any number of rows divisible.
 
     Args:
-        mini_batches: row numbers of each mini-batch.
-        lengths: number of tokens of each row, indexed by row number.
-        workers: number of data-parallel workers.
         encoded: the token ids of the rows, as `encode_ids` returns them, if workers compute common prefixes once.
 
     Returns:
@@ -168,9 +165,6 @@ def loss_fields(
     """Return the fields that the loss needs in addition to `sample_fields`.
 
     Args:
-        row: the row, with the advantages of its calls.
-        number: index of the row in the step.
-        prompt: number of prompt tokens P.
         old_logprobs: [R] float32.
         scale: factor of the row's loss mask.
         mini_batch: index of the row's mini-batch in the step.

@@ -47,13 +47,9 @@ _CPU_ENVIRONMENT = {
 
 @contextlib.contextmanager
 def verl_environment(device: str, *, own_ray: bool) -> Iterator[dict[str, str]]:
-    """Set the environment variables of verl and Ray for the block. Enter it before verl and Ray are imported.
+    """Set the variables of verl and Ray for the block, before these are imported; yield those that the workers need.
 
-    Yields the variables that the workers need.
-
-    Args:
-        device: `cpu` or `cuda`.
-        own_ray: whether this run starts its own Ray instance, on this machine only.
+    With `own_ray`, this run starts its own Ray instance, on this machine only.
     """
     variables = dict(_ENVIRONMENT)
     if device == "cpu":
@@ -69,7 +65,7 @@ def verl_environment(device: str, *, own_ray: bool) -> Iterator[dict[str, str]]:
 # What verl's modules and astuner's workers import, except for Ray and modules that import it.
 _WORKER_MODULES = (
     "accelerate",
-    "astuner.backbone.episode_workers.worker",
+    "astuner.backbone.episode_workers.process",
     "astuner.llm_engine.embedded",
     "datasets",
     "peft",
@@ -92,17 +88,9 @@ def ray_running(
 ) -> Iterator[None]:
     """Start a Ray instance for the block, or connect to an existing one at `ray_kwargs.ray_init.address`.
 
-    A Ray instance that is started here ends with this process, even if the process is killed. An existing one
-    keeps running.
-
-    Args:
-        config: verl's configuration.
-        environment: environment variables of the workers.
-        server: the server that forks the workers; None to have Ray start an interpreter for each.
-
-    Raises:
-        BackboneError: no Ray instance runs at that address, none can be started, or this process is already
-            connected to one.
+    A Ray instance that is started here ends with this process, even if the process is killed. An existing one keeps
+    running. Ray starts an interpreter for each worker unless a `server` forks them. BackboneError: there is none at
+    that address, none can be started, or this process is connected to one.
     """
     check_not_connected()
     if environment.get("VERL_PLATFORM") == "cpu":
@@ -123,14 +111,10 @@ def ray_running(
 
 
 def check_single_run(*, own_queue: bool = False) -> None:
-    """Check that no other run has a TransferQueue on this Ray instance.
+    """Raise BackboneError if another run has a TransferQueue on this Ray instance.
 
-    Args:
-        own_queue: whether this run has created its queue. TransferQueue silently joins an existing one, so that the
-            check must be repeated afterwards.
-
-    Raises:
-        BackboneError: another run has one.
+    The check must be repeated once this run has its own queue, because TransferQueue silently joins an existing
+    one.
     """
     import ray
 
@@ -147,10 +131,6 @@ def check_single_run(*, own_queue: bool = False) -> None:
 
 def check_ray_resources(config: DictConfig, timeout: float = 300.0) -> None:
     """Wait until Ray has the resources that verl's processes need. verl itself would wait silently and forever.
-
-    Args:
-        config: verl's configuration.
-        timeout: maximum seconds to wait.
 
     Raises:
         BackboneError: the resources are not available in time. The message lists needed and available resources.

@@ -18,9 +18,9 @@ from torch import Tensor
 from verl.workers.utils.padding import no_padding_2_padding
 
 from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
-from astuner.algorithms.correction import CORRECTION_SUMS, Correction, corrected_loss, resolve_correction
+from astuner.algorithms.correction import Correction, micro_batch_loss, resolve_correction, sampler_gap
 from astuner.algorithms.credit_assignment import uses_kl_loss
-from astuner.algorithms.update_records import TokenValues
+from astuner.algorithms.training_rows import TokenValues
 from astuner.config.algorithm_settings import AlgorithmConfig, KlType
 from astuner.config.root import AstunerConfig
 from astuner.schema import Packed
@@ -31,10 +31,7 @@ class RowLoss:
     """Computes a micro-batch's contribution to its mini-batch's loss. verl's training engines call it.
 
     Attributes:
-        algorithm: the run's algorithm.
         kl_coef: coefficient of the KL to the reference model; 0 disables it.
-        kl_type: the KL estimator.
-        correction: the correction of the difference between sampler and trainer.
         own_ratio: compute ratios to the current logprobs instead of `old_log_probs`. Before the first update of a step
             they are the trainer's old logprobs.
     """
@@ -64,36 +61,31 @@ class RowLoss:
         )
         rule = resolve(self.algorithm).rule
         assert rule is not None
-        result, correction = corrected_loss(rule, self.correction, batch)
-        weights = token_weights(mask, data["row_scale"])
-        token_losses = result.token_losses
-        if self.algorithm.selects_by_entropy:
-            token_losses = token_losses * (entropy.detach() > data["entropy_threshold"][:, None])
-        loss = (token_losses * weights).sum()
-        sums = {"loss/policy": loss, "entropy": (entropy * mask).sum()}
-        if self.kl_coef > 0:
-            kl = token_kl(logprobs, _to_padded(data["ref_log_prob"]), self.kl_type)
-            sums["loss/kl"] = (batch.only_trained(kl) * weights).sum()
-            loss = loss + self.kl_coef * sums["loss/kl"]
-        if self.algorithm.entropy_coef > 0:
-            loss = loss - self.algorithm.entropy_coef * (batch.only_trained(entropy) * weights).sum()
-        sums["loss/total"] = loss
-        sums |= {f"ratio/{name}": getattr(result.metrics, name) for name in result.metrics.__slots__}
-        sums |= {f"correction/{name}": getattr(correction, name) for name in CORRECTION_SUMS}
-        sums |= _rollout_difference(logprobs.detach(), mask, data)
+        is_selected = (
+            entropy.detach() > data["entropy_threshold"][:, None] if self.algorithm.selects_by_entropy else None
+        )
+        loss, sums = micro_batch_loss(
+            rule,
+            self.correction,
+            batch,
+            token_weights(mask, data["row_scale"]),
+            selected=is_selected,
+            kl=token_kl(logprobs, _to_padded(data["ref_log_prob"]), self.kl_type) if self.kl_coef > 0 else None,
+            kl_coef=self.kl_coef,
+            entropy=entropy if self.algorithm.entropy_coef > 0 else None,
+            entropy_coef=self.algorithm.entropy_coef,
+        )
+        # The weights of later mini-batches have been updated.
+        in_first = mask * (data["mini_batch"] == 0)[:, None]
+        sums |= {"entropy": (entropy * mask).sum()}
+        sums |= sampler_gap(logprobs, _to_padded(data["rollout_log_probs"]), in_first)
         metrics = {name: float(value.detach()) for name, value in sums.items()}
         # FSDP averages gradients over the workers, and this loss is to be summed over them.
         return loss * data["dp_size"], metrics | token_metrics(logprobs.detach(), entropy.detach(), mask, data["row"])
 
 
 def row_loss(run: AstunerConfig, dtype: torch.dtype, *, other_engine: bool) -> RowLoss:
-    """Return the loss of a run.
-
-    Args:
-        run: the run's configuration.
-        dtype: the dtype that the model computes in.
-        other_engine: whether another program than astuner's engine samples.
-    """
+    """Return the loss of a run, in which astuner's engine samples or an `other_engine`."""
     common = run.trainer_common
     correction = resolve_correction(run, low_precision=dtype != torch.float32, can_differ=other_engine)
     return RowLoss(
@@ -118,22 +110,6 @@ def _call_table(data: TensorDict) -> CallTable:
     flat_starts, flat_ends = torch.cat(list(starts.unbind())), torch.cat(list(ends.unbind()))
     real = flat_ends > flat_starts
     return CallTable(rows[real], flat_starts[real], flat_ends[real])
-
-
-def _rollout_difference(logprobs: Tensor, mask: Tensor, data: TensorDict) -> dict[str, Tensor]:
-    """Return sums of the difference between the trainer's and the engine's logprobs.
-
-    Only the first mini-batch of a step counts: the weights of later ones have been updated.
-    """
-    first = (data["mini_batch"] == 0)[:, None]
-    trained = mask.ne(0) & first
-    counts = mask[trained]
-    log_ratio = (logprobs - _to_padded(data["rollout_log_probs"]))[trained].double()
-    return {
-        "logprob_difference": (log_ratio.abs() * counts).sum(),
-        "rollout_kl": ((log_ratio.expm1() - log_ratio) * counts).sum(),
-        "compared_tokens": counts.sum(),
-    }
 
 
 def token_metrics(logprobs: Tensor, entropies: Tensor, mask: Tensor, row_numbers: Tensor) -> dict[str, np.ndarray]:
@@ -173,15 +149,6 @@ def _packed(values: NDArray[np.float32]) -> Packed[float]:
 
 def flatten(values: Any) -> NDArray[Any]:
     """Return all numbers in a verl metric: arrays, and lists nested by mini-batch, worker and micro-batch."""
-    leaves = _leaves(values)
-    return np.concatenate(leaves) if leaves else np.zeros(0)
-
-
-def _leaves(values: Any) -> list[NDArray[Any]]:
-    if isinstance(values, np.ndarray):
-        return [values]
-    return (
-        [leaf for value in values for leaf in _leaves(value)]
-        if isinstance(values, list)
-        else [np.array([float(values)])]
-    )
+    if isinstance(values, list):
+        return np.concatenate([flatten(value) for value in values]) if values else np.zeros(0)
+    return values if isinstance(values, np.ndarray) else np.array([float(values)])

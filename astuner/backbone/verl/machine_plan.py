@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from astuner.backbone.base import MemoryEstimate
 from astuner.backbone.memory.plan import (
@@ -14,13 +13,12 @@ from astuner.backbone.memory.plan import (
     gpu_model_shape,
     planned_run,
 )
-from astuner.backbone.verl.machine_facts import VerlRunFacts
-from astuner.backbone.verl.rules import trainers_per_node
+from astuner.backbone.verl.rules import VerlRunFacts, trainers_per_node
 from astuner.backbone.verl.trainer_config import machine_problems, tree_problems
 from astuner.config.keys import KeyPath
-from astuner.config.machine import Machine
-from astuner.config.problems import raise_problems
 from astuner.config.root import RunConfig
+from astuner.config.validation import raise_problems
+from astuner.system.gpus import Machine
 
 
 def verl_plan(
@@ -38,9 +36,6 @@ def verl_plan(
         device="cuda",
         rollout_engine="vllm",
         model_path=model_path,
-        checkpoint_folder=Path(),
-        total_steps=1,
-        n_val=0,
         flash_attention=True,  # it may be installed on the machine
         gpus=machine.gpus,
         origins=origins,

@@ -12,8 +12,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from astuner.backbone.training.checkpoints import RESUME_HINT
 from astuner.backbone.verl.rules import SAMPLER_LOGPROBS
-from astuner.errors import AstunerError, ContextLengthError, ModelError, first_line
-from astuner.llm_engine.protocol import reject_unsupported
+from astuner.errors import AstunerError, ModelError, first_line
+from astuner.llm_engine.protocol import answer_room, reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
 from astuner.task_rollout import current_episode
 
@@ -21,12 +21,9 @@ _HEALTH_TIMEOUT_SECONDS = 60.0
 
 
 class VerlEngine:
-    """An `LlmEngine` that sends requests to verl's rollout engines.
+    """An `LlmEngine` that sends requests to verl's rollout engines through verl's `LLMServerClient`.
 
-    Args:
-        client: verl's `LLMServerClient`, which balances requests over the engines.
-        max_model_len: maximum number of tokens of a request, prompt and completion together.
-        policy_version: version of the weights that new requests are sampled with. May be set at any time.
+    New requests are sampled with the weights of `policy_version`, which may be set at any time.
     """
 
     def __init__(self, client: Any, max_model_len: int, policy_version: int = 0) -> None:
@@ -45,12 +42,7 @@ class VerlEngine:
             UnsupportedParameterError: the engine does not have a parameter, or the trainer cannot recompute its effect.
             ModelError: the engine failed, or its actor died.
         """
-        max_new_tokens = self.max_model_len - len(prompt_ids)
-        if max_new_tokens < 1:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt_ids)} tokens, and max_model_len={self.max_model_len} leaves no room for "
-                "an answer; shorten the prompt or raise max_model_len"
-            )
+        max_new_tokens = answer_room(len(prompt_ids), self.max_model_len)
         # The logprobs of verl's vLLM are those after penalties and constraints, which the trainer cannot recompute.
         reject_unsupported(params, "verl's rollout engine")
         sampling = _sampling_options(params, max_new_tokens)
@@ -64,15 +56,9 @@ class VerlEngine:
 
 
 async def generate_on(server: Any, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-    """Sample one completion from one of verl's engines.
+    """Sample one completion from one of verl's engines; raise ModelError if it failed, or its actor died.
 
-    Args:
-        server: the engine's Ray actor.
-        prompt_ids: at least one token id.
-        params: sampling parameters without penalties and constraints; the engine must have room for `max_tokens`.
-
-    Raises:
-        ModelError: the engine failed, or its actor died.
+    `params` have no penalties and constraints, and the engine must have room for `max_tokens`.
     """
     sampling = _sampling_options(params, params.max_tokens)
     with _ray_errors():
@@ -83,7 +69,6 @@ async def generate_on(server: Any, prompt_ids: Sequence[int], params: SamplingPa
 
 
 def _sampling_options(params: SamplingParams, max_new_tokens: int) -> dict[str, Any]:
-    """Return the parameters of a request in verl's format."""
     sampling: dict[str, Any] = {
         "temperature": params.temperature,
         "top_p": params.top_p,
@@ -112,11 +97,7 @@ def _ray_errors() -> Iterator[None]:
 
 
 def _to_completion(output: Any, params: SamplingParams) -> Completion:
-    """Convert verl's `TokenOutput`.
-
-    Raises:
-        ModelError: there are no tokens, or the number of logprobs differs from the number of tokens.
-    """
+    """Convert verl's `TokenOutput`."""
     ids, logprobs = tuple(output.token_ids), tuple(output.log_probs or ())
     if not ids or len(ids) != len(logprobs):
         raise ModelError(
@@ -130,14 +111,7 @@ def _to_completion(output: Any, params: SamplingParams) -> Completion:
 
 
 def check_engines_alive(servers: Sequence[Any]) -> None:
-    """Check that every rollout engine can still serve requests.
-
-    Args:
-        servers: the engines' Ray actors.
-
-    Raises:
-        ModelError: an engine failed or died. The message includes the cause.
-    """
+    """Raise ModelError, with the cause, if a rollout engine cannot serve requests any more."""
     # The embedded engine has a method for this; verl's servers do not.
     checks = [
         server.ready.remote() if hasattr(server, "ready") else server.__ray_call__.remote(_vllm_failure)
@@ -158,9 +132,6 @@ def check_router_alive(router: Any) -> None:
     """Check that the process that distributes the requests over the engines has not died.
 
     Without it, all later episodes would fail.
-
-    Args:
-        router: its Ray actor.
 
     Raises:
         ModelError: it died. The message includes the cause.

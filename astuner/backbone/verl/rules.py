@@ -6,20 +6,22 @@ The first line of each docstring describes the value in docs/en/backbone_verl_ke
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
 
 import torch
 
-from astuner.algorithms import (
-    ReinforcementRule,
-    resolve,
-)
+from astuner.algorithms import ReinforcementRule, resolve
 from astuner.algorithms.correction import Correction, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
+from astuner.backbone.base import StartedRay
+from astuner.backbone.packing.attention import imports_flash_attention
 from astuner.backbone.training.run_inputs import validation_repeats
-from astuner.backbone.verl.machine_facts import VerlRunFacts
 from astuner.config.algorithms import ALGORITHMS, ReinforcementSpec
-from astuner.config.conditions import is_cut
 from astuner.config.corrections import CORRECTIONS, CorrectionSpec
+from astuner.config.keys import KeyPath
 from astuner.config.root import AstunerConfig
 from astuner.llm_engine.causal_lm import compute_dtype
 
@@ -30,6 +32,40 @@ EMBEDDED = "astuner_embedded"
 """The name under which astuner registers its engine with verl."""
 SAMPLER_LOGPROBS = "sampler_log_probs"
 """Key of `Completion.sampler_logprobs` in the additional fields of its answers."""
+
+
+Device = Literal["cpu", "cuda"]
+RolloutEngine = Literal["embedded", "vllm", "sglang"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerlRunFacts:
+    """Values that are known only when a run starts: its YAML file does not contain them, or contains them as `auto`.
+
+    Attributes:
+        model_path: a local folder or a Hugging Face name.
+        checkpoint_folder: folder of astuner's checkpoints; verl itself writes nothing there.
+        total_steps: training steps of the run, including those before a resume.
+        max_positions: number of positions of the model; None if its configuration does not state it.
+        heads: number of attention heads of the model; 0 if it is not known.
+        packed_attention: whether astuner's packed attention supports the model; true if the model is not known yet.
+        ray: the Ray cluster that a service of the run started; None if the backbone starts one or joins `ray_address`.
+        origins: where the user set each key (`file:line`, `command line`), for messages; `LoadedConfig.origins`.
+    """
+
+    device: Device
+    rollout_engine: RolloutEngine
+    model_path: str
+    checkpoint_folder: Path = Path()
+    total_steps: int = 1
+    n_val: int = 0
+    max_positions: int | None = None
+    heads: int = 0
+    packed_attention: bool = True
+    flash_attention: bool = field(default_factory=imports_flash_attention)
+    gpus: int = field(default_factory=torch.cuda.device_count)
+    ray: StartedRay | None = None
+    origins: Mapping[KeyPath, str] = field(default_factory=dict)
 
 
 def model_path(config: AstunerConfig, facts: VerlRunFacts) -> str:
@@ -53,7 +89,7 @@ def checkpoint_folder(config: AstunerConfig, facts: VerlRunFacts) -> str:
 
 
 def total_steps(config: AstunerConfig, facts: VerlRunFacts) -> int:
-    """The number of training steps of the run."""
+    """The run's number of training steps."""
     return facts.total_steps
 
 
@@ -104,7 +140,7 @@ def logits_divisor(config: AstunerConfig, facts: VerlRunFacts) -> float:
 def logprobs_mode(config: AstunerConfig, facts: VerlRunFacts) -> str:
     """vLLM's logprobs: processed_logprobs, or raw_logprobs if top_p or top_k cut the distribution."""
     # The trainer's logprobs are over all tokens. Processed ones are after temperature and cut, raw ones before both.
-    return "raw_logprobs" if is_cut(config.rollout) else "processed_logprobs"
+    return "raw_logprobs" if config.rollout.is_cut else "processed_logprobs"
 
 
 def validation_episodes(config: AstunerConfig, facts: VerlRunFacts) -> int:

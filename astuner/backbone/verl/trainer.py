@@ -7,7 +7,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import ray
@@ -25,20 +25,14 @@ from verl.workers.utils.padding import response_from_nested
 from astuner.backbone.ray_cluster.nodes import on_this_node, override_actor_options
 from astuner.backbone.training.sync_certificate import SyncCertificate, probe_params
 from astuner.backbone.verl.actor_worker import ActorWorker
-from astuner.backbone.verl.batch_layout import (
-    RowFields,
-    length_chunks,
-    row_chunks,
-    sample_fields,
-    scored_sample,
-)
+from astuner.backbone.verl.batch_layout import RowFields, length_chunks, row_chunks, sample_fields, scored_sample
 from astuner.backbone.verl.cluster import check_ray_resources, check_single_run
 from astuner.backbone.verl.loss import RowLoss, row_loss
 from astuner.backbone.verl.rollout_engine import generate_on
 from astuner.backbone.verl.rules import EMBEDDED
 from astuner.backbone.verl.training_engine import PACK
-from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
+from astuner.config.trainer import PackMode
 from astuner.llm_engine.weight_digests import WeightDigests
 from astuner.schema import Completion
 
@@ -59,16 +53,7 @@ _LOSS_FIELDS = [
 
 @contextlib.contextmanager
 def started_trainer(config: DictConfig, run: AstunerConfig, dtype: torch.dtype) -> Iterator[VerlTrainer]:
-    """Start TransferQueue and verl's workers and engines on the connected Ray instance, and stop them after the block.
-
-    Args:
-        config: verl's configuration.
-        run: astuner's configuration.
-        dtype: the dtype that the model computes in.
-
-    Raises:
-        BackboneError: Ray lacks resources, or another run uses it.
-    """
+    """Start TransferQueue, workers and engines for the block. BackboneError: Ray lacks resources, or is used."""
     OmegaConf.resolve(config)
     loss = row_loss(run, dtype, other_engine=config.actor_rollout_ref.rollout.name != EMBEDDED)
     check_single_run()
@@ -109,13 +94,7 @@ class VerlTrainer(PPOTrainerSync):
     """
 
     def __init__(self, config: DictConfig, loss: RowLoss, pack: PackMode) -> None:
-        """Set up the trainer. `init` starts the workers.
-
-        Args:
-            config: verl's configuration, resolved.
-            loss: the loss that the workers compute.
-            pack: `update.pack`.
-        """
+        """Set up the trainer. `init` starts the workers."""
         super().__init__(config=config)
         self._loss, self._pack = loss, pack
         self.engines_awake = False
@@ -174,7 +153,7 @@ class VerlTrainer(PPOTrainerSync):
 
     @property
     def engine_servers(self) -> list[Any]:
-        """The Ray actor of each engine that takes requests; further nodes of an engine take none."""
+        """The Ray actor of each engine that takes requests; an engine's further nodes take none."""
         return [replica.servers[0] for replica in self.llm_server_manager.get_replicas()]
 
     def weight_digests(self, dtype: str) -> WeightDigests:
@@ -195,12 +174,7 @@ class VerlTrainer(PPOTrainerSync):
             self.engines_awake = False
 
     def put(self, keys: list[str], rows: Iterable[RowFields]) -> None:
-        """Store fields, either for new rows or in addition to the existing rows' fields.
-
-        Args:
-            keys: the key of each row.
-            rows: the fields of each row. They are read and sent in requests of bounded size.
-        """
+        """Store fields of new or existing rows, which are read and sent in bounded requests."""
         start = 0
         for part in row_chunks(rows):
             tags = [{"status": "success", "seq_len": len(row["input_ids"])} for row in part if "input_ids" in row]
@@ -247,18 +221,13 @@ class VerlTrainer(PPOTrainerSync):
             },
         )
 
-    def policy_logprobs(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
-        """Return the policy's logprobs of the responses, one float32 [R] tensor per row.
+    def policy_outputs(
+        self, name: Literal["log_probs", "entropy"], keys: list[str], lengths: list[int]
+    ) -> list[Tensor]:
+        """Return the policy's logprobs or entropies at the response tokens, one float32 [R] tensor per row.
 
         The number of rows must be divisible by the number of data-parallel workers.
         """
-        return self._policy_outputs("log_probs", keys, lengths)
-
-    def policy_entropies(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
-        """Return the policy's entropies at the response tokens, as `policy_logprobs`."""
-        return self._policy_outputs("entropy", keys, lengths)
-
-    def _policy_outputs(self, name: str, keys: list[str], lengths: list[int]) -> list[Tensor]:
         batch = self._batch(keys, lengths, _SAMPLE_FIELDS, calculate_entropy=name == "entropy", compute_loss=False)
         self.actor_rollout_wg.compute_log_prob(batch)
         outputs: list[Tensor] = []
@@ -281,10 +250,10 @@ class VerlTrainer(PPOTrainerSync):
         keys = [f"{name}-{number}" for number in range(len(rows))]
         self.put(keys, (sample_fields(scored_sample(ids, start)) for ids, start in rows))
         with self.rows_cleared(lambda: keys):
-            return self.policy_logprobs(keys, [len(ids) for ids, _ in rows])[: len(sequences)]
+            return self.policy_outputs("log_probs", keys, [len(ids) for ids, _ in rows])[: len(sequences)]
 
     def reference_logprobs(self, keys: list[str], lengths: list[int]) -> list[Tensor]:
-        """Return the reference model's logprobs, as `policy_logprobs`, and store them as `ref_log_prob`."""
+        """Return the reference model's logprobs, as `policy_outputs`, and store them as `ref_log_prob`."""
         self._compute_ref_log_prob(self._batch(keys, lengths, _SAMPLE_FIELDS), {})
         parts = (self.get(keys[part.start : part.stop], ["ref_log_prob"]) for part in length_chunks(lengths))
         return [row.float() for stored in parts for row in stored["ref_log_prob"].unbind()]
@@ -294,9 +263,7 @@ class VerlTrainer(PPOTrainerSync):
 
         Args:
             keys: keys of the rows, ordered by worker and then mini-batch.
-            lengths: number of tokens of each row.
             mini_batch_size: number of rows of a mini-batch, over all workers.
-            rate: learning rate.
 
         Returns:
             verl's metrics: lists over mini-batches and micro-batches.
@@ -336,21 +303,11 @@ class VerlTrainer(PPOTrainerSync):
 def certify_sync(
     trainer: VerlTrainer, certificate: SyncCertificate, step: int, prompt_ids: list[int], temperature: float
 ) -> None:
-    """Check that every engine samples with the trainer's weights.
+    """Check that every engine samples with the trainer's weights, after a sync.
 
-    Embedded engines return the checksums of their weights. Other engines cannot, so the logprobs of a few tokens are
-    compared each time.
-
-    Args:
-        trainer: the trainer, after a weight sync.
-        certificate: compares them; the same in all calls.
-        step: the number of finished training steps.
-        prompt_ids: at least one token id.
-        temperature: temperature of training.
-
-    Raises:
-        BackboneError: an engine does not.
-        ModelError: an engine has failed.
+    Embedded engines return the checksums of their weights. Other engines cannot, so the logprobs of a few tokens
+    after `prompt_ids` (at least one) are compared each time. BackboneError: an engine does not. ModelError: an
+    engine has failed.
     """
     has_digests = trainer.config.actor_rollout_ref.rollout.name == EMBEDDED
     if has_digests:
@@ -382,7 +339,6 @@ def _compare_logprobs(
 
 
 def _stack(rows: Sequence[RowFields]) -> TensorDict:
-    """Return rows that have the same fields as one batch."""
     fields = {}
     for name, first in rows[0].items():
         values = [row[name] for row in rows]

@@ -14,17 +14,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from astuner.backbone.base import missing_packages
 from astuner.backbone.packing.attention import attention_error, flash_attention_command, undivided_heads
 from astuner.backbone.packing.packed_attention import SUPPORTED_MODELS
-from astuner.backbone.training.declarations import engine_argument_errors, verl_classes
-from astuner.backbone.verl.machine_facts import VerlRunFacts
-from astuner.backbone.verl.rules import trainers_per_node
-from astuner.config.conditions import is_cut
-from astuner.config.declared_fields import all_fields, field_errors
-from astuner.config.hydra_composition import isolated_hydra, origin_of
-from astuner.config.keys import KeyPath, dotted, parts, value_at
-from astuner.config.problems import Problem, raise_problems
-from astuner.config.root import AstunerConfig, RunConfig
-from astuner.config.trainer_mapping import trainer_mapping
-from astuner.config.trainer_overrides import (
+from astuner.backbone.training.declarations import all_fields, engine_argument_errors, field_errors, verl_classes
+from astuner.backbone.training.trainer_section import (
     TrainerOverride,
     leaf_overrides,
     override_problem,
@@ -32,6 +23,12 @@ from astuner.config.trainer_overrides import (
     split_shared_mappings,
     trainer_overrides,
 )
+from astuner.backbone.verl.rules import VerlRunFacts, trainers_per_node
+from astuner.config.composition import isolated_hydra
+from astuner.config.keys import KeyPath, dotted, parts, value_at
+from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.trainer_mapping import trainer_mapping
+from astuner.config.validation import Problem, origin_of, raise_problems
 
 _ATTENTION = ("actor_rollout_ref", "model", "override_config", "attn_implementation")
 _ENGINE_ARGS = ("actor_rollout_ref", "rollout", "engine_kwargs", "vllm")
@@ -55,7 +52,6 @@ def compose_verl_config(config: RunConfig, facts: VerlRunFacts) -> DictConfig:
 
     Args:
         config: the configuration, with the names and folders from `resolve_names`.
-        facts: values that are known only when the run starts.
 
     Raises:
         ConfigError: the `verl:` section has a key that verl does not have or that astuner sets, or a key of astuner
@@ -77,11 +73,7 @@ def compose_verl_config(config: RunConfig, facts: VerlRunFacts) -> DictConfig:
 
 
 def packaged_config() -> DictConfig:
-    """Return the configuration in verl's package.
-
-    Raises:
-        BackboneError: verl is not installed.
-    """
+    """Return the configuration in verl's package; raise BackboneError if verl is not installed."""
     return copy.deepcopy(_packaged_config())
 
 
@@ -99,7 +91,6 @@ def _packaged_config() -> DictConfig:
 def _value_problems(
     overrides: Sequence[TrainerOverride], packaged: DictConfig, facts: VerlRunFacts
 ) -> Iterator[Problem]:
-    """Yield the values that verl's classes, vLLM or transformers do not have."""
     has_flash_attention = facts.flash_attention and facts.device == "cuda"
     for override in overrides:
         for text in _field_errors(override, packaged):
@@ -116,7 +107,6 @@ def _value_problems(
 
 
 def _field_errors(override: TrainerOverride, packaged: DictConfig) -> Iterator[str]:
-    """Yield the errors in a value below a section that verl converts to one of its classes."""
     path, name = override.path, ("verl", *override.path)
     if path[: len(_ENGINE_ARGS)] == _ENGINE_ARGS:
         yield from engine_argument_errors(name[: len(_ENGINE_ARGS) + 1], path[len(_ENGINE_ARGS) :], override.value)
@@ -134,7 +124,6 @@ def _field_errors(override: TrainerOverride, packaged: DictConfig) -> Iterator[s
 
 
 def _machine(run: AstunerConfig, facts: VerlRunFacts) -> Iterator[str]:
-    """Yield the groups of machine settings that apply."""
     yield "always"
     has_flash_attention = facts.device == "cuda" and facts.flash_attention
     if not has_flash_attention or run.update.pack == "tree":
@@ -158,7 +147,7 @@ def machine_problems(config: RunConfig, facts: VerlRunFacts) -> Iterator[Problem
         reason = "Ulysses needs packed rows, and flash-attention cannot be imported"
         text = f"{ulysses} is {run.trainer_common.ulysses_sequence_parallel_size}: {reason}"
         yield _problem(facts, ulysses, f"{text}; write 1, or run: {flash_attention_command()}")
-    if facts.rollout_engine == "vllm" and is_cut(run.rollout) and run.rollout.temperature != 1:
+    if facts.rollout_engine == "vllm" and run.rollout.is_cut and run.rollout.temperature != 1:
         key = "astuner.rollout.top_p" if run.rollout.top_p < 1 else "astuner.rollout.top_k"
         reason = "vLLM cannot return logprobs after temperature and before the cut, which is what the trainer computes"
         fix = "write rollout.temperature: 1, or remove the line"

@@ -21,8 +21,13 @@ from verl.utils.device import get_device_name
 from verl.workers.engine import EngineRegistry
 from verl.workers.engine.utils import prepare_micro_batches
 
-from astuner.backbone.packing.pack_costs import PackCosts, count_pack_costs
-from astuner.backbone.packing.packed_attention import enable_packed_attention, packed_inputs, supports_packing
+from astuner.backbone.packing.packed_attention import (
+    PackCosts,
+    count_pack_costs,
+    enable_packed_attention,
+    packed_inputs,
+    supports_packing,
+)
 from astuner.backbone.packing.row_bins import (
     RowGroup,
     divide_groups,
@@ -48,11 +53,7 @@ def register() -> None:
 
 
 class TrainingEngine(fsdp.FSDPEngineWithLMHead):
-    """verl's FSDP engine of a language model.
-
-    Attributes:
-        pack_costs: costs of packed attention; None if the engine does not use it.
-    """
+    """verl's FSDP engine of a language model; `pack_costs` is None if it does not use packed attention."""
 
     pack_costs: PackCosts | None = None
     _computed_tokens = 0
@@ -164,11 +165,7 @@ def _predicted_places(micro_batch: TensorDict) -> Tensor:
 
 
 def _micro_batches(data: TensorDict, dp_group: Any = None, **options: Any) -> tuple[list[TensorDict], Any]:
-    """Divide rows into micro-batches whose computed tokens are bounded, equally many in each data-parallel process.
-
-    Returns:
-        The micro-batches, and the row numbers of each, as verl's function.
-    """
+    """Divide rows into micro-batches whose computed tokens are bounded, equally many in each data-parallel process."""
     packs = tensordict_utils.get(data, "use_remove_padding", True)
     should_share = tensordict_utils.get(data, _SHOULD_SHARE, None)
     is_dynamic = tensordict_utils.get(data, "use_dynamic_bsz", True)

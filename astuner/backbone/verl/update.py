@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from astuner.algorithms import Algorithm, high_entropy_threshold, token_kl
-from astuner.algorithms.correction import CORRECTION_SUMS, correction_summary
+from astuner.algorithms.correction import update_summary
 from astuner.algorithms.credit_assignment import (
     StepAdvantages,
     UpdateResult,
@@ -25,8 +25,15 @@ from astuner.algorithms.credit_assignment import (
     uses_kl_loss,
 )
 from astuner.algorithms.distillation import Distiller
-from astuner.algorithms.training_rows import TrainingRow, mini_batches, prompt_length, row_scales
-from astuner.algorithms.update_records import SampleKey, TokenValues
+from astuner.algorithms.training_rows import (
+    SampleKey,
+    TokenValues,
+    TrainingRow,
+    mini_batches,
+    prompt_length,
+    row_scales,
+    training_rows,
+)
 from astuner.backbone.packing.row_bins import UpdateTokens
 from astuner.backbone.training.schedule import learning_rate
 from astuner.backbone.verl.batch_layout import (
@@ -52,10 +59,7 @@ class _StoredRows:
     """The rows of a step in TransferQueue.
 
     Attributes:
-        samples: the episodes' samples, in order.
-        rows: the same samples as training rows.
         old_logprobs: one float32 [R] tensor per row, the denominator of the ratios; empty for the sampler's.
-        prefix: prefix of the keys.
         padding: number of padding rows, which follow the others.
         reference: one float32 [R] tensor per row, logprobs of the reference model; empty if they are not needed.
     """
@@ -93,12 +97,8 @@ class VerlUpdate:
     """Updates the weights in verl's workers, one batch of episodes at a time.
 
     Attributes:
-        config: the run's configuration.
         algorithm: the resolved algorithm, which has a rule.
-        trainer: the started trainer.
         dtype: the dtype that the model computes in.
-        total_steps: number of training steps in the run.
-        pad_token: token id of padding rows.
         run_id: prefix of the row keys, unique to the run.
         distiller: adds a teacher's advantages; None without a teacher.
     """
@@ -124,32 +124,22 @@ class VerlUpdate:
             common = self.config.trainer_common
             in_reward = self.dtype != torch.float32 and common.algorithm.use_kl_in_reward
             if self.trainer.recomputes_old_logprobs or in_reward:
-                stored.old_logprobs = self.trainer.policy_logprobs(stored.keys, stored.lengths)[: len(stored.rows)]
+                stored.old_logprobs = self.trainer.policy_outputs("log_probs", stored.keys, stored.lengths)[
+                    : len(stored.rows)
+                ]
             kl_sums = self._compare_with_reference(stored, len(episodes))
             advantages = step_advantages(self.config, self.algorithm, episodes, kl_sums)
             rows = advantages.assign_to(stored.rows)
             teacher_metrics: dict[str, float] = {}
             if self.distiller is not None:
-                temperatures = [{call.call_id: call.sampling.temperature for call in e.calls} for e in episodes]
-                timed = [row.with_temperatures(temperatures[row.episode]) for row in rows]
-                rows, teacher_metrics = self.distiller.assign_to(timed, episodes)
+                rows, teacher_metrics = self.distiller.assign_to(rows, episodes)
             metrics, token_values = self._update_weights(stored, rows, advantages, step)
             return advantages.update_result(teacher_metrics | metrics, rows, token_values)
 
     def _store(self, episodes: Sequence[Episode], step: int) -> _StoredRows:
-        """Put the episodes' samples into TransferQueue, padded to a multiple of the worker count."""
-        numbered = [
-            (index, number, sample)
-            for index, episode in enumerate(episodes)
-            for number, sample in enumerate(episode.samples)
-        ]
-        calls = [{call.call_id: call for call in episode.calls} for episode in episodes]
         stored = _StoredRows(
-            samples=[sample for _, _, sample in numbered],
-            rows=[
-                TrainingRow.from_sample(sample, index, number).with_sampler_logprobs(calls[index])
-                for index, number, sample in numbered
-            ],
+            samples=[sample for episode in episodes for sample in episode.samples],
+            rows=training_rows(episodes),
             prefix=f"{self.run_id}-step{step}",
         )
         self.trainer.put(stored.keys, map(sample_fields, stored.samples))
@@ -164,11 +154,7 @@ class VerlUpdate:
             stored.padding += count
 
     def _compare_with_reference(self, stored: _StoredRows, n_episodes: int) -> Tensor | None:
-        """Compute the reference model's logprobs if they are needed.
-
-        Returns:
-            [n_episodes], each episode's KL to the reference model; None if rewards have no KL term.
-        """
+        """Compute the reference model's logprobs if needed; return each episode's KL [n_episodes] if rewards use it."""
         algorithm = self.config.trainer_common.algorithm
         if not (uses_kl_loss(self.config) or algorithm.use_kl_in_reward):
             return None
@@ -184,17 +170,7 @@ class VerlUpdate:
     def _update_weights(
         self, stored: _StoredRows, rows: Sequence[TrainingRow], advantages: StepAdvantages, step: int
     ) -> tuple[dict[str, float], dict[SampleKey, TokenValues]]:
-        """Do the optimizer steps. Mini-batches without any gradient are skipped.
-
-        Args:
-            stored: the stored rows.
-            rows: those that the algorithm trains, with their advantages.
-            advantages: the advantages of the step.
-            step: the step.
-
-        Returns:
-            Metrics, and the values of each sample's trained tokens, as computed during the update.
-        """
+        """Train `rows`, to which the algorithm assigned advantages; return metrics and values of trained tokens."""
         trained = [number for number, row in enumerate(stored.rows) if advantages.trains(row)]
         if not any(row.has_advantage for row in rows):
             return {}, {}
@@ -210,7 +186,10 @@ class VerlUpdate:
             )
             if has_gradient(self.config, [rows[index] for index in part])
         ]
-        scales = self._row_scales(credited, parts)
+        mode, longest = self.algorithm.loss_agg_mode, self.config.data.max_response_length
+        scales: dict[int, float] = {}
+        for part in parts:
+            scales |= zip(part, row_scales([credited[number] for number in part], mode, longest).tolist(), strict=True)
         # Rows without an advantage contribute to the scales, the KL loss and the entropy bonus only.
         with_gradient = [
             [number for number in part if trains_without_advantage(self.config) or credited[number].has_advantage]
@@ -236,7 +215,7 @@ class VerlUpdate:
         self._check_logprob_gap(metrics, trained_logprobs, step)
         token_values = {samples[number]: values for number, values in by_row.items()}
         tokens.computed = int(np.sum(flatten(metrics.pop("computed_tokens"))))
-        return self._summarise(metrics, len(parts), advantages, step, rate) | tokens.metrics(), token_values
+        return self._summarise(metrics, len(parts), advantages, step, rate, tokens.metrics()), token_values
 
     def _train(
         self,
@@ -251,11 +230,9 @@ class VerlUpdate:
         """Do one optimizer step for each of the mini-batches, and return verl's metrics.
 
         Args:
-            stored: the stored rows.
             credited: the rows with their advantages, by number.
             scales: the loss factor of each row.
             parts: the row numbers of each mini-batch.
-            rate: learning rate.
             first: index of the first mini-batch in the step.
             threshold: the entropy above which tokens are trained; None trains all tokens.
         """
@@ -283,8 +260,8 @@ class VerlUpdate:
         self._add_padding(stored, padding - stored.padding)
         numbers = [*part, *range(len(stored.rows), len(stored.rows) + padding)]
         lengths = stored.lengths
-        entropies = self.trainer.policy_entropies(
-            [stored.key(number) for number in numbers], [lengths[number] for number in numbers]
+        entropies = self.trainer.policy_outputs(
+            "entropy", [stored.key(number) for number in numbers], [lengths[number] for number in numbers]
         )
         samples = [stored.samples[number] for number in part]
         counts = [response_counts(sample) for sample in samples]
@@ -294,21 +271,11 @@ class VerlUpdate:
     def _check_logprob_gap(
         self, metrics: Mapping[str, Any], trained: Sequence[tuple[Sample, Sequence[float]]], step: int
     ) -> None:
-        """Check that the engines sampled with the trained weights; `trained` has the trainer's logprobs by sample."""
         total = {name: float(np.sum(flatten(metrics[name]))) for name in ("logprob_difference", "compared_tokens")}
         difference = total["logprob_difference"] / max(total["compared_tokens"], 1.0)
         pairs = ((sample.trained_logprobs, values) for sample, values in trained)
         check_logprob_gap(difference, self.dtype, f"step {step}", pairs, self._gaps)
         self._gaps.append(difference)
-
-    def _row_scales(self, credited: Mapping[int, TrainingRow], parts: Sequence[Sequence[int]]) -> dict[int, float]:
-        """Return each row's loss factor, computed over all rows in its mini-batch."""
-        mode, longest = self.algorithm.loss_agg_mode, self.config.data.max_response_length
-        scales: dict[int, float] = {}
-        for part in parts:
-            of_part = row_scales([credited[number] for number in part], mode, longest)
-            scales.update(zip(part, of_part.tolist(), strict=True))
-        return scales
 
     def _loss_fields(
         self,
@@ -331,39 +298,20 @@ class VerlUpdate:
             yield {**fields, **reference, **bound}
 
     def _summarise(
-        self, metrics: Mapping[str, Any], n_mini_batches: int, advantages: StepAdvantages, step: int, rate: float
+        self,
+        metrics: Mapping[str, Any],
+        n_mini_batches: int,
+        advantages: StepAdvantages,
+        step: int,
+        rate: float,
+        tokens: Mapping[str, float],
     ) -> dict[str, float]:
-        """Convert verl's metrics to astuner's.
-
-        Raises:
-            BackboneError: a gradient is not finite.
-        """
-        total = {name: float(np.sum(flatten(values))) for name, values in metrics.items()}
-        compared = max(total["compared_tokens"], 1.0)
-        difference = total["logprob_difference"] / compared
+        """Convert verl's metrics to astuner's."""
+        total = {}
+        for name, values in metrics.items():
+            numbers = flatten(values)
+            total[name] = float(max(numbers) if name.endswith("_max") else np.sum(numbers))
         norms: list[float] = flatten(metrics["grad_norm"]).tolist()
         if not all(map(math.isfinite, norms)):
             raise advantages.gradient_error(step, norms)
-        trained = max(total["ratio/trained_tokens"], 1.0)
-        means: dict[str, float] = {
-            name: total[name] / n_mini_batches for name in ("loss/policy", "loss/kl", "loss/total") if name in total
-        }
-        correction = {name: total[f"correction/{name}"] for name in CORRECTION_SUMS}
-        correction["gap_max"] = max(flatten(metrics["correction/gap_max"]))
-        if len(norms) > 1:  # the loss of the first mini-batch is computed with the weights before the step
-            means["kl/update"] = total["ratio/kl_sum"] / trained
-        return (
-            means
-            | correction_summary(correction)
-            | {
-                "entropy": total["entropy"] / trained,
-                "clip_fraction": (total["ratio/clipped_low"] + total["ratio/clipped_high"]) / trained,
-                "kl/rollout": total["rollout_kl"] / compared,
-                "ratio/mean": total["ratio/ratio_sum"] / trained,
-                "ratio/max": max(flatten(metrics["ratio/ratio_max"])),
-                "logprob_difference": difference,
-                "grad_norm": sum(norms) / len(norms),
-                "lr": rate,
-                "update/optimiser_steps": len(norms),
-            }
-        )
+        return update_summary(total, norms, rate, n_mini_batches, tokens)

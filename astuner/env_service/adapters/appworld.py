@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ import httpx
 from astuner.env_service.environment import Environment
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
-from astuner.system.environments_folder import installed_program
 from astuner.system.localhost import ADDRESS, free_port
+from astuner.system.paths import installed_program
 
 _SPLITS = ("train", "dev", "test_normal", "test_challenge")
 _START_SECONDS = 120.0
@@ -43,7 +43,7 @@ def names() -> Sequence[str]:
     return ("appworld",)
 
 
-def create(name: str, params: Mapping[str, Any]) -> Environment:
+def create(name: str, /, **params: Any) -> Environment:
     """Return the environment."""
     if name != "appworld":
         raise EnvError(f"there is no environment appworld/{name}; write appworld/appworld")
@@ -54,6 +54,15 @@ class AppWorldEnvironment(Environment):
     """Tasks of AppWorld. An action is Python code, which AppWorld's server runs. Each instance has its own server.
 
     The score is the share of the task's tests that pass; the task is solved if all of them do.
+
+    Args:
+        root: the folder in which `appworld download data` was called; `APPWORLD_ROOT` or `.` by default.
+        command: the program `appworld`; by default that of `astuner install appworld`, or else that on the PATH.
+        max_interactions: the number of actions that AppWorld executes.
+        timeout_seconds: time limit of an action, in seconds.
+
+    Raises:
+        EnvError: the folder has no tasks, or there is no such program.
     """
 
     def __init__(
@@ -63,17 +72,6 @@ class AppWorldEnvironment(Environment):
         max_interactions: int = 1000,
         timeout_seconds: int = 100,
     ) -> None:
-        """Find the tasks.
-
-        Args:
-            root: the folder in which `appworld download data` was called; `APPWORLD_ROOT` or `.` by default.
-            command: the program `appworld`; by default that of `astuner install appworld`, or else that on the PATH.
-            max_interactions: the number of actions that AppWorld executes.
-            timeout_seconds: time limit of an action, in seconds.
-
-        Raises:
-            EnvError: the folder has no tasks, or there is no such program.
-        """
         self._root = Path(root or os.environ.get("APPWORLD_ROOT") or ".").expanduser().resolve()
         command = command or installed_program("appworld", "appworld") or "appworld"
         self._command = shlex.split(command) if isinstance(command, str) else list(map(str, command))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -32,12 +32,12 @@ def is_latest(spec: Any) -> bool:
     return bool((spec.version or 0) == max(versions))
 
 
-def create(name: str, params: Mapping[str, Any]) -> GymnasiumEnvironment:
+def create(name: str, /, **params: Any) -> GymnasiumEnvironment:
     """Return an environment.
 
     Args:
         name: its id, such as `FrozenLake-v1`. Without the version, it is the latest.
-        params: those of the class for this id, below, and the keyword arguments of `gymnasium.make`.
+        params: the parameters of the id's class, below, and keyword arguments for `gymnasium.make`.
 
     Raises:
         EnvError: there is no such id, or its observations or actions cannot be text.
@@ -84,7 +84,15 @@ class _TabularEnvironment(GymnasiumEnvironment):
 
 
 class FrozenLakeEnvironment(_TabularEnvironment):
-    """FrozenLake on generated maps that can be solved. A task is a map."""
+    """FrozenLake on generated maps that can be solved. A task is a map.
+
+    Args:
+        env_id: `FrozenLake-v1`, with maps of 4 x 4 cells, or `FrozenLake8x8-v1`.
+        size: the number of rows and columns, 3 to 32; by default, that of the id.
+        frozen: the share of ice among the cells, 0.3 to 0.95.
+        is_slippery: whether the player moves at a right angle to the action with probability 2/3.
+        options: those of `GymnasiumEnvironment`.
+    """
 
     has_distinct_tasks = True
     action_names = ("left", "down", "right", "up")
@@ -92,15 +100,6 @@ class FrozenLakeEnvironment(_TabularEnvironment):
     def __init__(
         self, env_id: str, size: int | None = None, frozen: float = 0.8, is_slippery: bool = False, **options: Any
     ) -> None:
-        """Create the environment.
-
-        Args:
-            env_id: `FrozenLake-v1`, with maps of 4 x 4 cells, or `FrozenLake8x8-v1`.
-            size: the number of rows and columns, 3 to 32; by default, that of the id.
-            frozen: the share of ice among the cells, 0.3 to 0.95.
-            is_slippery: whether the player moves at a right angle to the action with probability 2/3.
-            options: those of `GymnasiumEnvironment`.
-        """
         self._size = size if size is not None else 8 if "8x8" in env_id else 4
         self._frozen, self._is_slippery = frozen, is_slippery
         if type(self._size) is not int or not 3 <= self._size <= 32:
@@ -153,15 +152,14 @@ class CliffWalkingEnvironment(_TabularEnvironment):
 
     def instruction(self, env: Any) -> str:
         """Return the rules."""
-        slip = "The ground is slippery: a move may go at a right angle to the action. " if self._is_random(env) else ""
+        transitions = (outcomes for actions in env.unwrapped.P.values() for outcomes in actions.values())
+        is_random = any(len(outcomes) > 1 for outcomes in transitions)
+        slip = "The ground is slippery: a move may go at a right angle to the action. " if is_random else ""
         return (
             "You walk in a grid with a cliff along the lower edge. In the map, x is you, o is ground, C is the cliff "
             "and T is the goal. Reach T. If you step on the cliff, you are put back to the lower left corner. "
             f"{slip}You stay where you are if a move leads off the map."
         )
-
-    def _is_random(self, env: Any) -> bool:
-        return any(len(outcomes) > 1 for actions in env.unwrapped.P.values() for outcomes in actions.values())
 
     def _text(self, env: Any, observation: Any) -> str:
         return "\n".join(line.strip() for line in str(env.render()).strip().splitlines())

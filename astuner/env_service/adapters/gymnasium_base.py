@@ -6,7 +6,7 @@ import contextlib
 import inspect
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -33,6 +33,15 @@ class GymnasiumEnvironment(SeededEnvironment):
 
     Subclasses describe an environment better than its documentation and its own text do.
 
+    Args:
+        train_tasks, validation_tasks, seed: those of `SeededEnvironment`.
+        max_steps: the number of steps after which a task ends; by default, that of the id.
+        invalid_reward: the reward of an action that is not understood. It leaves the environment unchanged.
+        options: the keyword arguments of `gymnasium.make`.
+
+    Raises:
+        EnvError: the observations or actions cannot be text, or an argument is out of its bounds.
+
     Attributes:
         action_names: the names of the actions 0, 1, ..., which are also accepted as numbers.
     """
@@ -50,18 +59,6 @@ class GymnasiumEnvironment(SeededEnvironment):
         invalid_reward: float = 0.0,
         **options: Any,
     ) -> None:
-        """Create the environment.
-
-        Args:
-            env_id: its id.
-            train_tasks, validation_tasks, seed: those of `SeededEnvironment`.
-            max_steps: the number of steps after which a task ends; by default, that of the id.
-            invalid_reward: the reward of an action that is not understood. It leaves the environment unchanged.
-            options: the keyword arguments of `gymnasium.make`.
-
-        Raises:
-            EnvError: the observations or actions cannot be text, or an argument is out of its bounds.
-        """
         super().__init__(train_tasks, validation_tasks, seed)
         if max_steps is not None and (type(max_steps) is not int or max_steps < 1):
             raise EnvError(f"max_steps is {max_steps!r}; expected a positive integer, or null for no limit")
@@ -102,7 +99,6 @@ class GymnasiumEnvironment(SeededEnvironment):
         """Return a `gymnasium.Env` at the start of a seed's task, and its first observation.
 
         Args:
-            seed: the seed.
             env: an earlier one of this object, to use again; None for a new one.
         """
         env = self.make() if env is None else env
@@ -190,7 +186,7 @@ class GymnasiumEnvironment(SeededEnvironment):
         return self._step_limit
 
     def _text(self, env: Any, observation: Any) -> str:
-        """Return the text of an observation; the coloured part of a drawing is put in brackets."""
+        """Return an observation's text; the coloured part of a drawing is put in brackets."""
         if self.has_drawing:
             return _COLOURED.sub(r"[\1]", str(env.render())).strip("\n")
         return _value_text(env.observation_space, observation)
@@ -233,27 +229,24 @@ class GymnasiumEnvironment(SeededEnvironment):
                 if name in self._actions:
                     return self._actions[name]
             elif re.fullmatch(r"[-+0-9.eE\s,]+", name):
-                return self._numbers(name)
+                space = self._action_space
+                try:
+                    values = np.array([float(part) for part in name.replace(",", " ").split()]).reshape(space.shape)
+                except ValueError:
+                    return None
+                values = values.astype(space.dtype)
+                return values if space.contains(values) else None
         return None
 
-    def _numbers(self, text: str) -> Any:
-        space = self._action_space
-        try:
-            values = np.array([float(part) for part in text.replace(",", " ").split()]).reshape(space.shape)
-        except ValueError:
-            return None
-        values = values.astype(space.dtype)
-        return values if space.contains(values) else None
 
-
-def usable(create: Callable[[str, Mapping[str, Any]], Environment], ids: Sequence[str]) -> list[str]:
+def usable(create: Callable[[str], Environment], ids: Sequence[str]) -> list[str]:
     """Return the ids whose environments have tasks here: their packages are installed, and they can be text."""
     found = []
     for name in ids:
         # Gymnasium warns of ids that have a newer version.
         with contextlib.suppress(Exception), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            create(name, {}).profile("train", "0")
+            create(name).profile("train", "0")
             found.append(name)
     return sorted(found)
 
@@ -281,7 +274,6 @@ def _flat(space: Any) -> list[Any]:
 
 
 def _value_text(space: Any, value: Any) -> str:
-    """Return the text for a value in a space."""
     if isinstance(space, spaces.Dict):
         return "\n".join(f"{name}: {_value_text(space[name], value[name])}" for name in space.spaces)
     if isinstance(space, spaces.Tuple):

@@ -6,14 +6,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from astuner.env_service.adapters.harbor_tasks import HarborTask, UnsupportedTaskError, find_tasks, read_task
 from astuner.env_service.adapters.seeded import action_tool, chosen_action
-from astuner.env_service.environment import Environment
+from astuner.env_service.environment import Environment, tool_schema
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.sandbox import SandboxLimits, SandboxResult, ShellSandbox
 from astuner.schema import Action, Evaluation, Observation, Reference, StepResult, TaskProfile
@@ -34,16 +33,6 @@ You work in a Linux shell, in the folder {cwd}. Each turn, reply with one bash c
 is no network. Reply with {submit} when the task is done."""
 
 
-def names() -> Sequence[str]:
-    """Return no names: the environments are folders of the user."""
-    return ()
-
-
-def create(name: str, params: Mapping[str, Any]) -> Environment:
-    """Return the environment of a folder; `name` is its path."""
-    return HarborEnvironment(name, **params)
-
-
 class HarborEnvironment(Environment):
     """The tasks of a folder. An action is a bash command, which runs in the sandbox.
 
@@ -51,6 +40,20 @@ class HarborEnvironment(Environment):
     `agent.timeout_sec`, or when the files exceed its storage. The evaluation then runs `tests/test.sh`, and the score
     is the reward that the script writes. The agent's processes have ended by then, and the folders of the tests and the
     reward are new, so the agent can neither read the tests nor write the reward.
+
+    Args:
+        folder: path of a task folder, or a folder with task folders.
+        max_steps: the number of commands after which a task ends.
+        command_timeout: seconds after which a command is ended.
+        max_output: bytes that the agent sees from a command's stdout and stderr, each.
+        validation_share: the share of the tasks, from 0 to 1, that belong to the split `validation`. A hash of
+            their names selects them.
+        base_images: patterns of base images from which the tasks need no files, in addition to the Ubuntu, Debian
+            and Python images.
+        skip_unsupported: whether to leave out tasks that the sandbox cannot run. Otherwise, they are an error.
+
+    Raises:
+        EnvError: there are no tasks, or one cannot be read or run.
     """
 
     def __init__(
@@ -63,22 +66,6 @@ class HarborEnvironment(Environment):
         base_images: Sequence[str] = (),
         skip_unsupported: bool = False,
     ) -> None:
-        """Read the tasks.
-
-        Args:
-            folder: path of a task folder, or a folder with task folders.
-            max_steps: the number of commands after which a task ends.
-            command_timeout: seconds after which a command is ended.
-            max_output: bytes that the agent sees from a command's stdout and stderr, each.
-            validation_share: the share of the tasks, from 0 to 1, that belong to the split `validation`. A hash of
-                their names selects them.
-            base_images: patterns of base images from which the tasks need no files, in addition to the Ubuntu, Debian
-                and Python images.
-            skip_unsupported: whether to leave out tasks that the sandbox cannot run. Otherwise, they are an error.
-
-        Raises:
-            EnvError: there are no tasks, or one cannot be read or run.
-        """
         path = Path(folder).expanduser()
         if not 0 <= validation_share <= 1:
             raise EnvError(f"validation_share must be from 0 to 1, got {short_repr(validation_share)}")
@@ -100,7 +87,8 @@ class HarborEnvironment(Environment):
                 f"out, if there are others:{listed}"
             )
         self._max_steps, self._command_timeout, self._max_output = max_steps, command_timeout, max_output
-        self.tools = [action_tool("run", "Run a bash command.", "command"), _SUBMIT_TOOL]
+        self.tools = [action_tool("run", "Run a bash command.", "command")]
+        self.tools += [tool_schema(_SUBMIT, "End the task.", {"type": "object", "properties": {}})]
         self._sandbox: ShellSandbox | None = None
         self._evaluation: Evaluation | None = None
 
@@ -188,7 +176,7 @@ class HarborEnvironment(Environment):
                 f"its output: {shorten(output)}"
             )
         rewards = rewards or {"reward": 0.0}
-        score = 0.0 if result.ended_by is not None else _score(rewards)
+        score = 0.0 if result.ended_by is not None else rewards.get("reward", next(iter(rewards.values())))
         details = {"rewards": rewards, "returncode": result.returncode, "output": output}
         self._evaluation = Evaluation(score, score >= 1, details=details)
         return self._evaluation
@@ -205,14 +193,7 @@ class HarborEnvironment(Environment):
         return self._sandbox
 
 
-_SUBMIT_TOOL = {
-    "type": "function",
-    "function": {
-        "name": _SUBMIT,
-        "description": "End the task.",
-        "parameters": {"type": "object", "properties": {}},
-    },
-}
+create = HarborEnvironment
 
 
 def _observation(result: SandboxResult) -> str:
@@ -221,11 +202,7 @@ def _observation(result: SandboxResult) -> str:
 
 
 def _read_rewards(folder: Path) -> dict[str, float] | None:
-    """Return the rewards that the tests wrote; None if there are none. As Harbor, reward.json comes first.
-
-    Raises:
-        EnvError: the file is not valid.
-    """
+    """Return the rewards that the tests wrote; None if there are none. As Harbor, reward.json comes first."""
     for name in ("reward.json", "reward.txt"):
         try:
             # The tests run the agent's code, which may put a link to a file of the host here.
@@ -244,7 +221,3 @@ def _read_rewards(folder: Path) -> dict[str, float] | None:
         if name == "reward.txt":
             return None
     return None
-
-
-def _score(rewards: Mapping[str, float]) -> float:
-    return rewards.get("reward", next(iter(rewards.values())))

@@ -20,7 +20,7 @@ BASE_IMAGES = ("ubuntu", "debian", "python", "bash", "buildpack-deps", "*/t-benc
 
 _CWD = "/app"
 _AGENT_SECONDS = _VERIFIER_SECONDS = 600.0  # Harbor's defaults
-# Folders of the host in the sandbox, and those of the verifier, which the agent does not see.
+# The host's folders in the sandbox, and the verifier's, which the agent does not see.
 _RESERVED = {
     "usr",
     "bin",
@@ -52,12 +52,10 @@ class HarborTask:
     """A task.
 
     Attributes:
-        folder: its folder.
-        instruction: the instruction for the agent.
         cwd: the working directory.
         copies: files and folders of `environment/`, and their absolute paths in the sandbox, in order.
         env: environment variables of the commands.
-        agent_seconds: the time of all commands of the agent together.
+        agent_seconds: the time for all of the agent's commands together.
         verifier_seconds, verifier_env: the time of the tests, and their environment variables.
         memory, storage: in bytes; None if the task does not say.
         metadata: the table `metadata` of task.toml.
@@ -111,7 +109,7 @@ def read_task(folder: Path, base_images: Sequence[str] = ()) -> HarborTask:
 
     Args:
         folder: the folder with `task.toml`, `instruction.md`, `environment/`, `tests/` and `solution/`.
-        base_images: patterns of further base images, of which the task needs no files.
+        base_images: patterns of further base images from which the task needs no files.
 
     Raises:
         UnsupportedTaskError: the task needs an image, the network or a device.

@@ -16,7 +16,7 @@ from mcp import ClientSession, McpError, StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CallToolResult, TextContent
 
-from astuner.env_service.environment import Environment
+from astuner.env_service.environment import Environment, tool_schema
 from astuner.errors import EnvError, describe_error, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
 
@@ -24,21 +24,27 @@ _QUESTION_FIELDS = ("main_query", "question", "instruction")
 _ID_FIELDS = ("task_id", "id")
 
 
-def names() -> Sequence[str]:
-    """Return no names: a server is named by the parameters."""
-    return ()
-
-
-def create(name: str, params: Mapping[str, Any]) -> Environment:
-    """Return the environment of a server; `name` is for messages."""
-    return McpEnvironment(name, **params)
-
-
 class McpEnvironment(Environment):
     """The tools of an MCP server. Each instance has its own server process, or its own session over HTTP.
 
     An action is a tool call `{"name": ..., "arguments": {...}}`, also as JSON text. Any other text is the final answer
     and ends the task.
+
+    Args:
+        tasks: by split, the path of a .jsonl file. A row has the instruction in `main_query`, `question` or
+            `instruction`, optionally an id in `task_id` or `id`, and further fields.
+        command: starts a server that speaks over its standard input and output.
+        url: address of a server with streamable HTTP, in place of `command`.
+        env: environment variables of `command`.
+        headers: sent with each request to `url`.
+        reset_tool: a tool that starts a task. It and `score_tool` get the fields of the task's row and `seed`, as
+            far as they have parameters with these names, and are not shown to the agent.
+        score_tool: a tool that returns the score. It also gets `answer`, the final answer. Without it, a task judge
+            has to score the episode.
+        timeout: seconds that the start of the server and each call may take.
+
+    Raises:
+        EnvError: neither or both of `command` and `url` are given, or a task file cannot be read.
     """
 
     def __init__(
@@ -53,25 +59,6 @@ class McpEnvironment(Environment):
         score_tool: str | None = None,
         timeout: float = 60.0,
     ) -> None:
-        """Read the tasks.
-
-        Args:
-            name: the name of the environment.
-            tasks: by split, the path of a .jsonl file. A row has the instruction in `main_query`, `question` or
-                `instruction`, optionally an id in `task_id` or `id`, and further fields.
-            command: starts a server that speaks over its standard input and output.
-            url: address of a server with streamable HTTP, in place of `command`.
-            env: environment variables of `command`.
-            headers: sent with each request to `url`.
-            reset_tool: a tool that starts a task. It and `score_tool` get the fields of the task's row and `seed`, as
-                far as they have parameters of these names, and are not shown to the agent.
-            score_tool: a tool that returns the score. It also gets `answer`, the final answer. Without it, a task judge
-                has to score the episode.
-            timeout: seconds that the start of the server and each call may take.
-
-        Raises:
-            EnvError: neither or both of `command` and `url` are given, or a file of tasks cannot be read.
-        """
         if (command is None) == (url is None):
             raise EnvError(f"the environment mcp/{name} needs either `command` or `url` in its parameters")
         self._name, self._command, self._url = name, command, url
@@ -107,7 +94,10 @@ class McpEnvironment(Environment):
             self._session = self._stack.enter_context(self._portal.wrap_async_context_manager(self._connected()))
             listed = self._portal.call(self._session.list_tools).tools
         except Exception as error:  # of the transport, in groups of exceptions
-            raise EnvError(f"the MCP server {short_repr(server)} did not start: {_innermost(error)}") from error
+            cause: BaseException = error
+            while isinstance(cause, BaseExceptionGroup):
+                cause = cause.exceptions[0]
+            raise EnvError(f"the MCP server {short_repr(server)} did not start: {describe_error(cause)}") from error
         self._parameters = {tool.name: tool.inputSchema for tool in listed}
         for key, tool in self._hidden.items():
             if tool is not None and tool not in self._parameters:
@@ -116,10 +106,7 @@ class McpEnvironment(Environment):
                     f"{', '.join(self._parameters)}"
                 )
         self.tools = [
-            {
-                "type": "function",
-                "function": {"name": tool.name, "description": tool.description or "", "parameters": tool.inputSchema},
-            }
+            tool_schema(tool.name, tool.description or "", tool.inputSchema)
             for tool in listed
             if tool.name not in self._hidden.values()
         ]
@@ -205,6 +192,9 @@ class McpEnvironment(Environment):
         return self._call(tool, {name: value for name, value in known.items() if name in accepted})
 
 
+create = McpEnvironment
+
+
 def _read_tasks(name: str, file: Path) -> dict[str, Mapping[str, Any]]:
     tasks: dict[str, Mapping[str, Any]] = {}
     try:
@@ -244,9 +234,3 @@ def _text_of(result: CallToolResult) -> str:
     """Return the text of a result; other content is named by its type."""
     parts = (part.text if isinstance(part, TextContent) else f"[{part.type}]" for part in result.content)
     return "\n".join(parts)
-
-
-def _innermost(error: BaseException) -> str:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return describe_error(error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium
@@ -25,23 +25,7 @@ if "MiniGrid-Empty-8x8-v0" not in gymnasium.registry:
 
 def names() -> Sequence[str]:
     """Return the ids of the environments that can be created here."""
-    return usable(create, _ids())
-
-
-def create(name: str, params: Mapping[str, Any]) -> MiniGridEnvironment:
-    """Return an environment.
-
-    Args:
-        name: its id, such as `MiniGrid-DoorKey-5x5-v0` or `BabyAI-GoToRedBall-v0`.
-        params: those of `MiniGridEnvironment`.
-
-    Raises:
-        EnvError: there is no such id.
-    """
-    if name not in (ids := _ids()):
-        hint = did_you_mean(name, ids, show=str) or "`astuner env list` shows the names"
-        raise EnvError(f"MiniGrid has no environment {short_repr(name)}; {hint}")
-    return MiniGridEnvironment(name, **params)
+    return usable(MiniGridEnvironment, _ids())
 
 
 def _ids() -> list[str]:
@@ -51,19 +35,23 @@ def _ids() -> list[str]:
 class MiniGridEnvironment(GymnasiumEnvironment):
     """An environment of MiniGrid or BabyAI. A task is a world with its mission; its score is 1 if the mission succeeds.
 
-    The rewards of steps are those of MiniGrid, which are smaller the more steps the mission took.
+    Steps have MiniGrid's rewards, which are smaller the more steps the mission took.
+
+    Args:
+        env_id: its id, such as `MiniGrid-DoorKey-5x5-v0` or `BabyAI-GoToRedBall-v0`.
+        view: `description` describes what the agent sees in front of it; `grid` shows the whole world as text.
+        options: those of `GymnasiumEnvironment`.
+
+    Raises:
+        EnvError: there is no such id, or an argument is invalid.
     """
 
     action_names = ("left", "right", "forward", "pickup", "drop", "toggle", "done")
 
     def __init__(self, env_id: str, view: str = "description", **options: Any) -> None:
-        """Create the environment.
-
-        Args:
-            env_id: its id.
-            view: `description` describes what the agent sees in front of it; `grid` shows the whole world as text.
-            options: those of `GymnasiumEnvironment`.
-        """
+        if env_id not in (ids := _ids()):
+            hint = did_you_mean(env_id, ids, show=str) or "`astuner env list` shows the names"
+            raise EnvError(f"MiniGrid has no environment {short_repr(env_id)}; {hint}")
         if view not in VIEWS:
             raise EnvError(f"view is {short_repr(view)}; expected {' or '.join(VIEWS)}")
         self._view = view
@@ -139,6 +127,9 @@ class MiniGridEnvironment(GymnasiumEnvironment):
         env, _ = self.opened(env.np_random_seed)
         results = [env.step(action) for action in plan]
         return self.solved(env, float(results[-1][1]), bool(results[-1][2]))
+
+
+create = MiniGridEnvironment
 
 
 class _BoundedBot(BabyAIBot):  # type: ignore[misc]

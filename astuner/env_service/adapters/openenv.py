@@ -12,7 +12,7 @@ import httpx
 from websockets.exceptions import WebSocketException
 from websockets.sync.client import connect
 
-from astuner.env_service.environment import Environment
+from astuner.env_service.environment import Environment, tool_schema
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
 
@@ -21,21 +21,26 @@ _VALIDATION_SEEDS = 1_000_000_000
 """The first seed of the validation split, on servers that list no tasks."""
 
 
-def names() -> Sequence[str]:
-    """Return no names: the environments are those of running servers."""
-    return ()
-
-
-def create(name: str, params: Mapping[str, Any]) -> Environment:
-    """Return the environment of a server; `name` is the server's name for it."""
-    return OpenEnvEnvironment(name, **params)
-
-
 class OpenEnvEnvironment(Environment):
     """An environment on an OpenEnv server. Each instance is a session of the server.
 
     A text becomes the field `action_field` of the server's action; a JSON object is the action itself; a tool call
     calls a tool of an MCP environment. The score is the sum of the rewards.
+
+    Args:
+        name: the server's name for the environment.
+        url: address of the server.
+        instruction: what the agent has to do; the server's description by default.
+        action_field: the field of the action that contains the agent's text; by default, the only required string.
+        observation_field: the field of the observation that the agent sees; by default, the only string, or all
+            fields as JSON.
+        token: sent as a bearer token.
+        tasks: each split's number of seeds, for servers that list no tasks.
+        reset: further arguments of the server's `reset`.
+        timeout: seconds that a step may take.
+
+    Raises:
+        EnvError: the server does not answer, or the action's field is not known.
     """
 
     def __init__(
@@ -50,23 +55,6 @@ class OpenEnvEnvironment(Environment):
         reset: Mapping[str, Any] | None = None,
         timeout: float = 300.0,
     ) -> None:
-        """Read the description of the environment from its server.
-
-        Args:
-            name: the server's name for the environment.
-            url: address of the server.
-            instruction: what the agent has to do; the server's description by default.
-            action_field: the field of the action that contains the agent's text; by default, the only required string.
-            observation_field: the field of the observation that the agent sees; by default, the only string, or all
-                fields as JSON.
-            token: sent as a bearer token.
-            tasks: the number of seeds of each split, for servers that list no tasks.
-            reset: further arguments of the server's `reset`.
-            timeout: seconds that a step may take.
-
-        Raises:
-            EnvError: the server does not answer, or the action's field is not known.
-        """
         if urlsplit(url).scheme not in ("http", "https"):
             raise EnvError(f"url must be the address of an OpenEnv server (http://HOST:PORT), got {short_repr(url)}")
         self._name, self._url, self._timeout = name, url.rstrip("/"), timeout
@@ -197,14 +185,11 @@ class OpenEnvEnvironment(Environment):
         answer = self._ask("mcp", {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}})
         tools = (answer.get("result") or {}).get("tools", [])
         return [
-            {
-                "type": "function",
-                "function": {
-                    "name": tool["name"],
-                    "description": tool.get("description") or "",
-                    "parameters": tool.get("inputSchema") or tool.get("input_schema") or {"type": "object"},
-                },
-            }
+            tool_schema(
+                tool["name"],
+                tool.get("description") or "",
+                tool.get("inputSchema") or tool.get("input_schema") or {"type": "object"},
+            )
             for tool in tools
         ]
 
@@ -222,11 +207,7 @@ class OpenEnvEnvironment(Environment):
         return answer
 
     def _request(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return the answer to an HTTP request; None if the server does not have the path.
-
-        Raises:
-            EnvError: the server does not answer, or fails.
-        """
+        """Return the answer to an HTTP request; None if the server does not have the path."""
         try:
             response = httpx.request(
                 method, self._url + path, json=body, headers=self._headers, timeout=_TIMEOUT, trust_env=False
@@ -240,6 +221,9 @@ class OpenEnvEnvironment(Environment):
         return response.json()
 
 
+create = OpenEnvEnvironment
+
+
 def _text_field(schema: Mapping[str, Any]) -> str | None:
     """Return the only required string field of an action; None if there is no such field, or more than one."""
     properties: Mapping[str, Any] = schema.get("properties", {})
@@ -248,11 +232,7 @@ def _text_field(schema: Mapping[str, Any]) -> str | None:
 
 
 def _text(values: Mapping[str, Any], field: str | None) -> str:
-    """Return the text of an observation.
-
-    Raises:
-        EnvError: it has no field `field`.
-    """
+    """Return an observation's text, or that of one field."""
     if field is not None:
         if field not in values:
             raise EnvError(f"the observation has no field {short_repr(field)}; its fields are {', '.join(values)}")

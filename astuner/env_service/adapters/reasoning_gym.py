@@ -44,27 +44,23 @@ def names() -> Sequence[str]:
     return sorted(DATASETS.keys() - {"composite"})
 
 
-def create(name: str, params: Mapping[str, Any]) -> SeededEnvironment:
-    """Return the environment of a generator.
+class ReasoningGymEnvironment(SeededEnvironment):
+    """A Reasoning Gym generator's questions, scored by its own `score_answer`.
 
     Args:
         name: the generator, such as `chain_sum`.
-        params: `train_tasks`, `validation_tasks`, `seed`, and the fields of the generator's configuration.
+        train_tasks, validation_tasks, seed: those of `SeededEnvironment`.
+        config: the fields of the generator's configuration.
 
     Raises:
         EnvError: there is no such generator, or a parameter is unknown.
     """
-    if name not in DATASETS:
-        raise EnvError(f"Reasoning Gym has no generator {short_repr(name)}; `astuner env list` shows the names")
-    return ReasoningGymEnvironment(name, **params)
-
-
-class ReasoningGymEnvironment(SeededEnvironment):
-    """A Reasoning Gym generator's questions, scored by its own `score_answer`."""
 
     def __init__(
         self, name: str, train_tasks: int = 1000, validation_tasks: int = 100, seed: int = 0, **config: Any
     ) -> None:
+        if name not in DATASETS:
+            raise EnvError(f"Reasoning Gym has no generator {short_repr(name)}; `astuner env list` shows the names")
         super().__init__(train_tasks, validation_tasks, seed)
         self.name = name
         self.tools = [action_tool("answer", "Answer the question.", "answer")]
@@ -76,16 +72,17 @@ class ReasoningGymEnvironment(SeededEnvironment):
             )
         if name == "composite" and all(isinstance(entry, Mapping) for entry in config.get("datasets") or ()):
             config["datasets"] = [DatasetSpec(**entry) for entry in config.get("datasets") or ()]
-        self._config = config
-        self._block = functools.lru_cache(_MAX_BLOCKS)(self._create_block)
+
+        @functools.lru_cache(_MAX_BLOCKS)
+        def block(number: int) -> Any:
+            return reasoning_gym.create_dataset(name, seed=number * _BLOCK, size=_BLOCK, **config)
+
+        self._block = block
         settings = DATASETS[name][1](**config)
         if hasattr(settings, "validate"):
             settings.validate()
         self._task = SeededTask(0, "")
         self._evaluation = Evaluation(0.0, is_success=False)
-
-    def _create_block(self, number: int) -> Any:
-        return reasoning_gym.create_dataset(self.name, seed=number * _BLOCK, size=_BLOCK, **self._config)
 
     def generate(self, seed: int) -> SeededTask:
         """Return the question of a seed."""
@@ -139,6 +136,8 @@ class ReasoningGymEnvironment(SeededEnvironment):
         """Return the score of the answer, from 0 to 1; 0 before it."""
         return self._evaluation
 
+
+create = ReasoningGymEnvironment
 
 _EFFECTS = {
     *("os.system", "os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.kill", "os.killpg"),

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from astuner.env_service.environment import Environment
+from astuner.env_service.environment import Environment, tool_schema
 from astuner.errors import EnvError, shorten
 from astuner.schema import Action, Evaluation, Observation, StepResult
 
@@ -28,7 +28,7 @@ class SeededTask:
 
     Attributes:
         seed: the seed, less than 2^32.
-        content: the part of the task that no task of another split may have.
+        content: the part of the task that no task in another split may have.
         data: further results of the generation.
     """
 
@@ -41,8 +41,15 @@ class SeededEnvironment(Environment):
     """Base class of environments whose tasks are generated from seeds.
 
     The seeds of the splits are disjoint. A task also belongs to the split that a hash of its content selects: if a seed
-    gives a task of the other split, the next seed of the task is used. Thus, no two splits have a task with the same
+    gives a task of the other split, the task's next seed is used. Thus, no two splits have a task with the same
     content, whatever `seed` and the numbers of tasks are.
+
+    Args:
+        train_tasks, validation_tasks: numbers of tasks, at most 65,536.
+        seed: selects the tasks, 0 to 1023.
+
+    Raises:
+        EnvError: an argument is out of its bounds.
 
     Attributes:
         has_distinct_tasks: whether too few distinct tasks for two splits are an error. Otherwise, such an environment
@@ -54,15 +61,6 @@ class SeededEnvironment(Environment):
     max_steps: int | None = None
 
     def __init__(self, train_tasks: int = 1000, validation_tasks: int = 100, seed: int = 0) -> None:
-        """Create the environment.
-
-        Args:
-            train_tasks, validation_tasks: numbers of tasks, at most 65,536.
-            seed: selects the tasks, 0 to 1023.
-
-        Raises:
-            EnvError: an argument is out of its bounds.
-        """
         self._counts = {"train": train_tasks, "validation": validation_tasks}
         for name, value, lowest, highest in (
             ("train_tasks", train_tasks, 1, MAX_TASKS),
@@ -185,7 +183,7 @@ def chosen_action(action: Action, form: str, names: Sequence[str], *, tool: str,
     Args:
         action: a text, or a tool call.
         form: the form of actions that the agent prefers: `box` for the content of the last `\\boxed{...}`, `code` for
-            that of the last fenced code block. A text without either is the action itself.
+            the last fenced code block's. A text without either is the action itself.
         names: the actions that may also be called as a tool of that name.
         tool, argument: the tool's name, and the name of the argument that has the action.
 
@@ -217,4 +215,4 @@ def action_tool(tool: str, description: str, argument: str, names: Sequence[str]
     """Return the OpenAI function schema of a tool with one string argument; `names` are its values, if they are few."""
     schema: dict[str, Any] = {"type": "string", **({"enum": list(names)} if names else {})}
     parameters = {"type": "object", "properties": {argument: schema}, "required": [argument]}
-    return {"type": "function", "function": {"name": tool, "description": description, "parameters": parameters}}
+    return tool_schema(tool, description, parameters)

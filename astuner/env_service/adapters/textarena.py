@@ -37,20 +37,21 @@ def names() -> Sequence[str]:
     return tuple(game for game in games() if game not in faulty)
 
 
-def create(name: str, params: Mapping[str, Any]) -> TextArenaGame:
-    """Return a game by its TextArena id, for example `KuhnPoker-v0`.
-
-    Raises:
-        EnvError: there is no such game, or it cannot be played on this machine.
-    """
-    return TextArenaGame(name, **params)
-
-
 class TextArenaGame(Environment):
     """A game of TextArena. A task is a seed of the game.
 
     The rules are those of the game, also for invalid actions: most games accept one, ask for another and end at the
     second. The players are named `player_0`, `player_1` and so on. Games for one player have no names and one reward.
+
+    Args:
+        game: its id in TextArena, for example `KuhnPoker-v0`.
+        num_players: the number of players; None is the smallest number that the game accepts.
+        train_tasks, validation_tasks: the number of tasks in the splits, at most 1,048,576.
+        seed: selects the tasks, 0 to 1023.
+        settings: the game's own parameters, for example `max_rounds`.
+
+    Raises:
+        EnvError: there is no such game, it cannot be played on this machine, or a number is not valid.
     """
 
     def __init__(
@@ -63,18 +64,6 @@ class TextArenaGame(Environment):
         seed: int = 0,
         **settings: Any,
     ) -> None:
-        """Choose a game.
-
-        Args:
-            game: its id in TextArena.
-            num_players: the number of players; None is the smallest number that the game accepts.
-            train_tasks, validation_tasks: the number of tasks in the splits, at most 1,048,576.
-            seed: selects the tasks, 0 to 1023.
-            settings: the game's own parameters, for example `max_rounds`.
-
-        Raises:
-            EnvError: there is no such game, it cannot be played on this machine, or a number is not valid.
-        """
         registry = textarena.envs.registration.ENV_REGISTRY
         if game not in registry:
             raise EnvError(f"TextArena has no game {short_repr(game)}; `astuner env list` shows the games")
@@ -178,7 +167,7 @@ class TextArenaGame(Environment):
                     self._game.reset(num_players=players, seed=seed)
             except (EnvError, OSError):
                 raise
-            except Exception as error:  # games reject numbers of players with errors of many types
+            except Exception as error:  # games reject a number of players with various errors
                 rejections.append(f"{players} players: {describe_error(error)}")
                 continue
             # Some games ignore the number, others have no lower limit.
@@ -248,6 +237,9 @@ class TextArenaGame(Environment):
             self._randomness = (random.getstate(), np.random.get_state())
             random.setstate(outside[0])
             np.random.set_state(outside[1])
+
+
+create = TextArenaGame
 
 
 def _kind() -> Any:

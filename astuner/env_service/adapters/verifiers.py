@@ -16,29 +16,32 @@ from typing import Any, cast
 from astuner.env_service.environment import Environment
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
-from astuner.system.environments_folder import installed_program
+from astuner.system.paths import installed_program
 
 PYTHON_VARIABLE = "ASTUNER_VERIFIERS_PYTHON"
 _BRIDGE = Path(__file__).with_name("verifiers_bridge.py")
 _END_SECONDS = 10.0
 
 
-def names() -> Sequence[str]:
-    """Return no names: the tasksets are packages of another interpreter."""
-    return ()
-
-
-def create(name: str, params: Mapping[str, Any]) -> Environment:
-    """Return the environment of a taskset; `name` is its id in verifiers."""
-    return VerifiersEnvironment(name, **params)
-
-
 class VerifiersEnvironment(Environment):
     """A taskset of verifiers with one agent. Each instance has its own process, in which verifiers runs the episode.
 
-    An action is an answer of the model: a text, or a call of a tool of the task. The observation is the text of the
-    messages that follow: results of tools, or messages of the simulated user. The score is the sum of the weighted
+    An action is an answer of the model: a text, or a call to a tool of the task. The observation is the text of the
+    messages that follow: the tools' results, or messages of the simulated user. The score is the sum of the weighted
     rewards.
+
+    Args:
+        name: the id of the taskset, a package or module that exports a `Taskset`.
+        config: the environment's config in verifiers (`EnvConfig`), for example `{"taskset": {"split": "train"}}`.
+        validation: values of the config that differ for the split `validation`, which does not exist without them.
+        max_tasks: the number of a split's tasks that are read.
+        python: the interpreter with verifiers and the taskset; by default, `ASTUNER_VERIFIERS_PYTHON`, or
+            that of `astuner install verifiers`.
+        cwd: the working directory of the processes, in which modules are found.
+        timeout: time limit for the start and for a step, in seconds.
+
+    Raises:
+        EnvError: there is no such interpreter.
     """
 
     def __init__(
@@ -51,21 +54,6 @@ class VerifiersEnvironment(Environment):
         cwd: str = ".",
         timeout: float = 300.0,
     ) -> None:
-        """Find the interpreter.
-
-        Args:
-            name: the id of the taskset, a package or module that exports a `Taskset`.
-            config: the environment's config in verifiers (`EnvConfig`), for example `{"taskset": {"split": "train"}}`.
-            validation: values of the config that differ for the split `validation`, which does not exist without them.
-            max_tasks: the number of tasks of a split that are read.
-            python: the interpreter with verifiers and the taskset; by default, `ASTUNER_VERIFIERS_PYTHON`, or
-                that of `astuner install verifiers`.
-            cwd: the working directory of the processes, in which modules are found.
-            timeout: time limit of the start and of a step, in seconds.
-
-        Raises:
-            EnvError: there is no such interpreter.
-        """
         self._name, self._cwd, self._timeout, self._max_tasks = name, cwd, timeout, max_tasks
         base = _merged({"taskset": {"id": name}}, config or {})
         self._configs = {"train": base} | ({} if validation is None else {"validation": _merged(base, validation)})
@@ -201,6 +189,9 @@ class VerifiersEnvironment(Environment):
                     break
                 line += chunk
         return line
+
+
+create = VerifiersEnvironment
 
 
 def _merged(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:

@@ -77,7 +77,10 @@ class ChatLoop(Harness[ChatLoopConfig]):
         if isinstance(prompt, str):
             messages.append({"role": "user", "content": prompt})
         else:
-            messages += [_to_openai(message.model_dump(exclude_none=True)) for message in prompt or ()]
+            messages += [message.model_dump(exclude_none=True) for message in prompt or ()]
+            for message in messages:
+                for call in message.get("tool_calls", ()):
+                    call["function"] = {"name": call.pop("name"), "arguments": call.pop("arguments")}
         client = AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None)
         async with contextlib.AsyncExitStack() as stack:
             stack.push_async_callback(client.close)
@@ -97,12 +100,6 @@ class ChatLoop(Harness[ChatLoopConfig]):
                     except (ValueError, KeyError) as error:
                         content = f"invalid tool call: {error!r}; the tools are {', '.join(dispatch)}"
                     messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
-
-
-def _to_openai(message: dict[str, Any]) -> dict[str, Any]:
-    for call in message.get("tool_calls", ()):
-        call["function"] = {"name": call.pop("name"), "arguments": call.pop("arguments")}
-    return message
 
 
 class Bridge:
@@ -190,18 +187,18 @@ class Bridge:
         messages = body["messages"]
         new = [message for message in messages[self._seen :] if message["role"] != "assistant"]
         self._seen = len(messages)
-        texts = [{"role": message["role"], "text": content_text(_parts(message.get("content")))} for message in new]
+        texts = []
+        for message in new:
+            content = message.get("content")
+            parts = "\n".join(part.get("text", "") for part in content) if isinstance(content, list) else ""
+            text = content_text(content if isinstance(content, str) else parts)
+            texts.append({"role": message["role"], "text": text})
         await self._turns.put({"messages": texts, "tools": body.get("tools") or []})
         answer = await self._answers.get()
         choice = {"index": 0, "message": answer, "finish_reason": "tool_calls" if "tool_calls" in answer else "stop"}
         usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
         completion = {"id": uuid.uuid4().hex, "object": "chat.completion", "created": 0, "model": _MODEL}
         return web.json_response({**completion, "choices": [choice], "usage": usage})
-
-
-def _parts(content: Any) -> str:
-    parts = content if isinstance(content, list) else []
-    return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in parts)
 
 
 async def main() -> None:

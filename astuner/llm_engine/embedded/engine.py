@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -19,17 +19,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from astuner.errors import ContextLengthError, ModelError
+from astuner.errors import ModelError
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.embedded import fast_forward
 from astuner.llm_engine.embedded.fallback_forward import UncachedFallback, fallback_forward
 from astuner.llm_engine.embedded.fast_forward import FastForward
 from astuner.llm_engine.embedded.forward import Forward
-from astuner.llm_engine.embedded.grammars import GrammarCompiler
 from astuner.llm_engine.embedded.kv_store import default_lane_tokens, default_prefix_cache_tokens
-from astuner.llm_engine.embedded.request import Request
+from astuner.llm_engine.embedded.request import GrammarCompiler, Request
 from astuner.llm_engine.embedded.scheduler import EngineStats, Scheduler
-from astuner.llm_engine.protocol import reject_unsupported
+from astuner.llm_engine.protocol import answer_room, reject_unsupported
 from astuner.llm_engine.stop_strings import StopStrings
 from astuner.llm_engine.weight_digests import weight_digests
 from astuner.schema import Completion, SamplingParams
@@ -62,12 +61,11 @@ class EmbeddedEngine:
 
     Args:
         model: any `AutoModelForCausalLM`.
-        max_model_len: maximum number of tokens of a request, prompt and completion together; lowered to the model's
+        max_model_len: maximum number of tokens in a request, prompt and completion together; lowered to the model's
             `max_position_embeddings`.
         max_num_seqs: maximum number of concurrent requests.
         prefix_cache_tokens: capacity of the prefix cache; by default 1024 × `max_num_seqs`, but at most an eighth of
             the free memory. 0 disables prefix caching.
-        policy_version: version of the model's current weights.
         tokenizer: the model's tokenizer. Without it, completions do not end at stop strings, and constraints are
             errors.
     """
@@ -79,12 +77,11 @@ class EmbeddedEngine:
         max_model_len: int,
         max_num_seqs: int = 64,
         prefix_cache_tokens: int | None = None,
-        policy_version: int = 0,
         tokenizer: PreTrainedTokenizerBase | None = None,
     ) -> None:
-        self._max_model_len = min(max_model_len, context_length(model.config) or max_model_len)
+        self.max_model_len = min(max_model_len, context_length(model.config) or max_model_len)
         self._forward: Forward = (
-            FastForward(model, self._max_model_len) if fast_forward.supports(model) else fallback_forward(model)
+            FastForward(model, self.max_model_len) if fast_forward.supports(model) else fallback_forward(model)
         )
         if isinstance(self._forward, UncachedFallback):
             prefix_cache_tokens = 0  # there is no KV cache
@@ -92,11 +89,10 @@ class EmbeddedEngine:
             prefix_cache_tokens = default_prefix_cache_tokens(self._forward.kv_shape, max_num_seqs)
         self._scheduler = Scheduler(
             self._forward,
-            max_model_len=self._max_model_len,
+            max_model_len=self.max_model_len,
             max_num_seqs=max_num_seqs,
             prefix_cache_tokens=prefix_cache_tokens,
-            lane_tokens=default_lane_tokens(self._forward.kv_shape, max_num_seqs, self._max_model_len),
-            policy_version=policy_version,
+            lane_tokens=default_lane_tokens(self._forward.kv_shape, max_num_seqs, self.max_model_len),
         )
         self._tokenizer = tokenizer
         self._grammars = GrammarCompiler(tokenizer, self._forward.vocab_size)
@@ -108,14 +104,15 @@ class EmbeddedEngine:
         self._closing = False
         small = self._forward.kv_shape.device.type == "cpu" and model.num_parameters() < _ONE_THREAD_PARAMETERS
         self._thread = threading.Thread(target=self._run, args=(small,), name="embedded-engine", daemon=True)
-        self._start_worker()
+        threads = torch.get_num_threads()
+        started: Future[None] = Future()
+        self._inbox.put(partial(started.set_result, None))
+        self._thread.start()
+        started.result()
+        # The worker's setting also becomes the default of new threads: restore it.
+        torch.set_num_threads(threads)
         # A daemon thread must not run a tensor operation while the interpreter shuts down.
         atexit.register(self.close)
-
-    @property
-    def max_model_len(self) -> int:
-        """Maximum number of tokens in a request, prompt and completion together."""
-        return self._max_model_len
 
     @property
     def policy_version(self) -> int:
@@ -125,27 +122,25 @@ class EmbeddedEngine:
     @property
     def stats(self) -> EngineStats:
         """A snapshot of the engine's counters."""
-        return self._scheduler.stats
+        return replace(self._scheduler.stats)
 
     async def generate(self, prompt_ids: Sequence[int], params: SamplingParams) -> Completion:
-        """Sample one completion. Cancelling the coroutine cancels the request.
+        """Sample one completion (see `LlmEngine.generate`). Cancelling the coroutine cancels the request.
 
-        Args:
-            prompt_ids: at least one token id.
-            params: sampling parameters. With a seed, random draws do not depend on concurrent requests; logits may, by
-                rounding.
-
-        Raises:
-            ContextLengthError: the prompt leaves no room for an answer.
-            UnsupportedParameterError: the constraint cannot be enforced.
-            ModelError: the engine is closed or has failed, or a parameter or token id is out of range.
+        With a seed, random draws do not depend on concurrent requests; logits may, by rounding.
         """
         with_tokenizer = ("response_format", "tool_choice") if self._tokenizer is not None else ()
         supported = ("presence_penalty", "frequency_penalty", "top_logprobs", *with_tokenizer)
         reject_unsupported(params, "the embedded engine without a tokenizer", supported=supported)
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Completion] = loop.create_future()
-        request = self._request(prompt_ids, params, partial(_deliver, loop, answer))
+
+        def deliver(result: Completion | ModelError) -> None:
+            # Raised if the loop has been closed, so that nobody waits any more.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(_settle, answer, result)
+
+        request = self._request(prompt_ids, params, deliver)
         self._post(partial(self._scheduler.submit, request))
         try:
             return await answer
@@ -195,35 +190,40 @@ class EmbeddedEngine:
 
     def free_cache(self) -> None:
         """Release the memory that the prefix cache and idle lanes take, if it is large and no request is running."""
-        self._post(self._free_cache)
+
+        def free() -> None:
+            if self._scheduler.in_flight == 0:
+                self._scheduler.clear_cache()
+
+        self._post(free)
 
     def close(self) -> None:
         """Stop the engine and free its cache. Pending requests raise `ModelError`. May be called repeatedly."""
         atexit.unregister(self.close)
-        self._post(self._stop, or_raise=False)
+        self._post(partial(setattr, self, "_closing", True), or_raise=False)
         self._thread.join()
 
     def _request(
-        self,
-        prompt_ids: Sequence[int],
-        params: SamplingParams,
-        deliver: Callable[[Completion | ModelError], None],
+        self, prompt_ids: Sequence[int], params: SamplingParams, deliver: Callable[[Completion | ModelError], None]
     ) -> Request:
-        _check_params(params)
+        for name, value, fits, expected in (
+            ("temperature", params.temperature, 0 <= params.temperature < math.inf, "a finite number, at least 0"),
+            ("top_p", params.top_p, 0 < params.top_p <= 1, "above 0 and at most 1"),
+            ("top_k", params.top_k, params.top_k == -1 or params.top_k > 0, "-1 or at least 1"),
+            ("max_tokens", params.max_tokens, params.max_tokens > 0, "at least 1"),
+        ):
+            if not fits:
+                raise ModelError(f"SamplingParams.{name} must be {expected}, got {value!r}")
         ids = np.asarray(prompt_ids, dtype=np.int64)
         if ids.ndim != 1 or len(ids) == 0:
             raise ModelError(f"a prompt must be a list of at least one token id, got shape {ids.shape}")
-        if len(ids) >= self._max_model_len:
-            raise ContextLengthError(
-                f"the prompt has {len(ids)} tokens, and max_model_len={self._max_model_len} leaves no room for an "
-                "answer; shorten the prompt or raise max_model_len"
-            )
+        room = answer_room(len(ids), self.max_model_len)
         if ids.min() < 0 or ids.max() >= self._forward.vocab_size:
             raise ModelError(
                 f"the prompt has token ids from {ids.min()} to {ids.max()}, but the model's are 0 to "
                 f"{self._forward.vocab_size - 1}; does the tokenizer belong to the model?"
             )
-        max_len = min(len(ids) + params.max_tokens, self._max_model_len)
+        max_len = len(ids) + min(params.max_tokens, room)
         stops = StopStrings(params.stop, self._tokenizer) if params.stop and self._tokenizer is not None else None
         grammar = None
         if params.constraint is not None:
@@ -238,18 +238,6 @@ class EmbeddedEngine:
             elif or_raise:
                 raise ModelError(str(self._failure)) from self._failure.__cause__
 
-    def _stop(self) -> None:
-        self._closing = True
-
-    def _start_worker(self) -> None:
-        threads = torch.get_num_threads()
-        started: Future[None] = Future()
-        self._inbox.put(partial(started.set_result, None))
-        self._thread.start()
-        started.result()
-        # The worker's setting also becomes the default of new threads: restore it.
-        torch.set_num_threads(threads)
-
     def _run(self, one_thread: bool) -> None:
         """Run the worker: the only thread that uses the scheduler, the forward pass and the cache."""
         # Call get_num_threads first: on its first call or operation, a thread adopts the process-wide number, which
@@ -260,7 +248,10 @@ class EmbeddedEngine:
         try:
             with torch.inference_mode():
                 while not self._closing:
-                    self._take_commands()
+                    if not (self._scheduler.in_flight or self._scheduler.num_waiting or self._updates):
+                        self._inbox.get()()  # there is nothing else to do
+                    while not self._inbox.empty():
+                        self._inbox.get()()
                     if self._updates and self._scheduler.in_flight == 0:
                         self._apply(self._updates[0])
                         self._updates.popleft()
@@ -269,18 +260,6 @@ class EmbeddedEngine:
             failure = ModelError(f"the embedded engine failed: {type(error).__name__}: {error}; create a new engine")
             failure.__cause__ = error
         self._fail(failure)
-
-    def _take_commands(self) -> None:
-        """Run the commands in the inbox. Wait for one if there is nothing else to do."""
-        busy = self._scheduler.in_flight or self._scheduler.num_waiting or self._updates
-        if not busy:
-            self._inbox.get()()
-        while not self._inbox.empty():
-            self._inbox.get()()
-
-    def _free_cache(self) -> None:
-        if self._scheduler.in_flight == 0:
-            self._scheduler.clear_cache()
 
     def _apply(self, update: _WeightUpdate) -> None:
         try:
@@ -305,15 +284,6 @@ class EmbeddedEngine:
         self._scheduler.fail_all(failure)
 
 
-def _deliver(
-    loop: asyncio.AbstractEventLoop, answer: asyncio.Future[Completion], result: Completion | ModelError
-) -> None:
-    """Send a result to the event loop that waits for it."""
-    # Raised if the loop has been closed, so that nobody waits any more.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(_settle, answer, result)
-
-
 def _settle(answer: asyncio.Future[Completion], result: Completion | ModelError) -> None:
     if answer.done():
         return  # cancelled in the meantime
@@ -324,14 +294,3 @@ def _settle(answer: asyncio.Future[Completion], result: Completion | ModelError)
         answer.set_exception(error)
     else:
         answer.set_result(result)
-
-
-def _check_params(params: SamplingParams) -> None:
-    for name, value, fits, expected in (
-        ("temperature", params.temperature, 0 <= params.temperature < math.inf, "a finite number, at least 0"),
-        ("top_p", params.top_p, 0 < params.top_p <= 1, "above 0 and at most 1"),
-        ("top_k", params.top_k, params.top_k == -1 or params.top_k > 0, "-1 or at least 1"),
-        ("max_tokens", params.max_tokens, params.max_tokens > 0, "at least 1"),
-    ):
-        if not fits:
-            raise ModelError(f"SamplingParams.{name} must be {expected}, got {value!r}")

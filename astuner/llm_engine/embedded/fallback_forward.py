@@ -16,8 +16,7 @@ from loguru import logger
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
-from astuner.llm_engine.embedded.forward import Forward, KvShape, LaneGroup, PrefillChunk
-from astuner.llm_engine.embedded.weights import WeightNames
+from astuner.llm_engine.embedded.forward import Forward, KvShape, LaneGroup, PrefillChunk, WeightNames
 
 _TRIAL_LENGTHS = (4, 7)
 
@@ -97,10 +96,8 @@ class UncachedFallback(_Fallback):
     def decode(self, groups: Sequence[LaneGroup]) -> Tensor:
         """Return the logits after each sequence; see `Forward.decode`."""
         sequences = [ids for group in groups for ids in group.sequences]
-        return torch.cat([self._logits_after(ids) for ids in sequences])
-
-    def _logits_after(self, token_ids: Sequence[int]) -> Tensor:
-        return self._last_logits(input_ids=torch.tensor([token_ids], device=self._device), use_cache=False)
+        inputs = (torch.tensor([ids], device=self._device) for ids in sequences)
+        return torch.cat([self._last_logits(input_ids=ids, use_cache=False) for ids in inputs])
 
 
 class CachedFallback(_Fallback):
@@ -116,7 +113,7 @@ class CachedFallback(_Fallback):
         with torch.inference_mode():
             self._model(input_ids=torch.zeros(1, 1, dtype=torch.long, device=self._device), past_key_values=cache)
         sizes = [layer_kv.shape for layer in cache.layers for layer_kv in (layer.keys, layer.values)]
-        # (heads, width) of the keys of layer 0, its values, the keys of layer 1, and so on.
+        # (heads, width) of layer 0's keys, its values, layer 1's keys, and so on.
         self._parts = [(size[1], size[3]) for size in sizes]
         self._widths = [heads * width for heads, width in self._parts]
         self.kv_shape = KvShape(1, 1, sum(self._widths), cache.layers[0].keys.dtype, self._device)

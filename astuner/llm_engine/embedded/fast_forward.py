@@ -17,8 +17,7 @@ from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
 
 from astuner.llm_engine.cpu_linear import linear, pack, packed_memory, unpack
-from astuner.llm_engine.embedded.forward import KvShape, LaneGroup, PrefillChunk
-from astuner.llm_engine.embedded.weights import WeightNames
+from astuner.llm_engine.embedded.forward import KvShape, LaneGroup, PrefillChunk, WeightNames
 from astuner.llm_engine.weight_digests import ROWS_PER_BLOCK
 
 _MODEL_CLASSES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -94,7 +93,7 @@ class _LaneBatch:
         lanes, positions: [n], where to write each lane's new token.
         shared: number of initial keys that all lanes share, which are read from the first lane only. Decoding is bound
             by memory bandwidth, and agents' prompts start with the same long instructions.
-        length: number of keys to attend to, that of the longest lane.
+        length: number of keys to attend to: the longest lane's.
         mask: [n × key-value heads, query heads per key-value head, length - shared], 0 or -inf.
     """
 
@@ -215,7 +214,9 @@ class FastForward:
         spans = [(chunk.start, chunk.start + len(chunk.token_ids)) for chunk in chunks]
         positions = torch.cat([torch.arange(start, stop, device=device) for start, stop in spans])
         sizes = [stop - start for start, stop in spans]
-        masks = [_chunk_mask(start, stop, self._cos) for start, stop in spans]
+        # Causal masks, [stop - start, stop]; None where the chunk starts its sequence.
+        hidden = (self._cos.new_full((stop - start, stop), -torch.inf) for start, stop in spans)
+        masks = [mask.triu_(start + 1) if start else None for mask, (start, _) in zip(hidden, spans, strict=True)]
         rope = self._cos[positions], self._sin[positions]
         x = functional.embedding(token_ids, self._embedding)
         for i, layer in enumerate(self._layers):
@@ -293,10 +294,10 @@ class FastForward:
         # For so few queries, two matrix products are faster than the attention kernel.
         scores = torch.baddbmm(batch.mask, q, keys.transpose(1, 2), alpha=self._head_dim**-0.5)
         if batch.shared:
-            of_shared = self._by_lane(self._by_head(q * self._head_dim**-0.5) @ first[0].transpose(1, 2))
-            weights = torch.cat([of_shared, scores], dim=-1).softmax(-1)
-            of_shared, scores = weights[..., : batch.shared], weights[..., batch.shared :]
-            attended = torch.baddbmm(self._by_lane(self._by_head(of_shared) @ first[1]), scores, values)
+            shared_scores = self._by_lane(self._by_head(q * self._head_dim**-0.5) @ first[0].transpose(1, 2))
+            weights = torch.cat([shared_scores, scores], dim=-1).softmax(-1)
+            shared_scores, scores = weights[..., : batch.shared], weights[..., batch.shared :]
+            attended = torch.baddbmm(self._by_lane(self._by_head(shared_scores) @ first[1]), scores, values)
         else:
             attended = torch.bmm(scores.softmax(-1), values)
         return attended.reshape(len(batch.lanes), -1)
@@ -353,14 +354,6 @@ def _project(x: Tensor, parts: _Projection) -> Tensor:
     if len(parts) == 1:
         return linear(x, *parts[0])
     return torch.cat([linear(x, weight, bias) for weight, bias in parts], dim=-1)
-
-
-def _chunk_mask(start: int, stop: int, like: Tensor) -> Tensor | None:
-    """Return the causal mask of positions `start` to `stop`, [stop - start, stop]; None if `start` is 0."""
-    if start == 0:
-        return None
-    mask = torch.full((stop - start, stop), -torch.inf, dtype=like.dtype, device=like.device)
-    return mask.triu_(start + 1)
 
 
 def _rope_table(model: PreTrainedModel, length: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""The KV cache of the running requests.
+"""The KV caches of the running requests and the prefixes that were computed before.
 
 Each running request has a lane. Lanes of equal capacity form a slab; capacities are 256, 512, 1024 … tokens, up to the
 model's limit. A request starts in the smallest sufficient capacity and moves to a larger one when it outgrows it. So
@@ -9,12 +9,14 @@ The lanes of a slab are dense: the last lane replaces a freed one, so that a dec
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import numpy as np
 import psutil
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from astuner.llm_engine.embedded.forward import KvShape
@@ -25,6 +27,10 @@ MIN_CAPACITY = 256
 _ALIGNMENT = 64
 # Default size of the prefix cache, in tokens per concurrent request.
 _PREFIX_TOKENS_PER_SEQ = 1024
+# The prefix cache evicts down to this share of the capacity, so that one walk over the tree serves many insertions.
+_EVICTION_TARGET = 7 / 8
+
+_TokenArray = NDArray[np.int64]
 
 
 class Slab:
@@ -56,7 +62,6 @@ class Slab:
         self.kv = kv
 
     def _zeros(self, num_lanes: int) -> Tensor:
-        """Allocate lanes."""
         shape = self._shape
         size = (shape.planes, num_lanes, shape.heads, self.capacity, shape.width)
         if shape.device.type != "cpu" or 0 in size:
@@ -83,9 +88,9 @@ class KvStore:
     """Lanes for at most `max_lanes` requests of at most `max_len` tokens.
 
     Args:
-        shape: shape of the cache of one token.
+        shape: shape of one token's cache.
         max_lanes: maximum number of concurrent requests.
-        max_len: maximum number of tokens of a request.
+        max_len: maximum number of tokens in a request.
         budget_tokens: maximum memory, in tokens. Only a request that has the store to itself may exceed it.
     """
 
@@ -202,8 +207,119 @@ class KvStore:
         return slab
 
 
+@dataclass(slots=True, eq=False)
+class _Node:
+    """A node and the edge to its parent: `ids` [n] and their cache `kv` [planes, heads, n, width]."""
+
+    ids: _TokenArray
+    kv: Tensor | None
+    parent: _Node | None
+    children: dict[int, _Node] = field(default_factory=dict)
+    used_at: int = 0
+
+
+class PrefixTree:
+    """A bounded cache of computed token sequences, in which each common prefix is stored once.
+
+    It is a radix tree over token ids, as in SGLang's RadixAttention (Zheng et al. 2024,
+    https://arxiv.org/abs/2312.07104). Each edge holds token ids and their KV cache. The least recently used leaves are
+    evicted.
+
+    Args:
+        capacity: maximum number of tokens; 0 disables the cache.
+
+    Attributes:
+        num_tokens: number of cached tokens.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._clock = 0
+        self.clear()
+
+    def clear(self) -> None:
+        """Remove everything."""
+        self._root = _Node(np.empty(0, dtype=np.int64), None, None)
+        self.num_tokens = 0
+
+    def match(self, token_ids: Sequence[int]) -> list[Tensor]:
+        """Return the cache for the longest cached prefix of `token_ids`: tensors [planes, heads, n, width] in order."""
+        path, used = self._walk(np.asarray(token_ids, dtype=np.int64))
+        pieces = [node.kv for node in path if node.kv is not None]
+        if pieces and used < len(path[-1].ids):
+            pieces[-1] = pieces[-1][..., :used, :]
+        return pieces
+
+    def insert(self, token_ids: Sequence[int], read: Callable[[int, int], Tensor]) -> None:
+        """Add a sequence.
+
+        Args:
+            read: `read(start, stop)` returns a copy of the sequence's cache at those positions,
+                [planes, heads, stop - start, width]. Called only for positions that are not cached yet.
+        """
+        ids = np.asarray(token_ids, dtype=np.int64)
+        path, used = self._walk(ids)
+        cached = sum(len(node.ids) for node in path[:-1]) + used
+        missing = len(ids) - cached
+        if missing == 0 or len(ids) > self._capacity:
+            return
+        if used < len(path[-1].ids):
+            path[-1] = self._split(path[-1], used)
+        end = path[-1]
+        if self.num_tokens + missing > self._capacity:
+            # Nodes of the path are not evicted: together with the missing ids they fit into the capacity.
+            self._evict(max(0, int(self._capacity * _EVICTION_TARGET) - missing), path)
+        leaf = _Node(ids[cached:].copy(), read(cached, len(ids)), end, used_at=self._clock)
+        end.children[int(leaf.ids[0])] = leaf
+        self.num_tokens += missing
+
+    def _walk(self, ids: _TokenArray) -> tuple[list[_Node], int]:
+        """Return the nodes in the longest cached prefix, root first, and how many of the last node's ids are in it."""
+        self._clock += 1
+        node, path, position = self._root, [self._root], 0
+        while position < len(ids) and (child := node.children.get(int(ids[position]))) is not None:
+            child.used_at = self._clock
+            path.append(child)
+            size = min(len(child.ids), len(ids) - position)
+            differing = np.flatnonzero(child.ids[:size] != ids[position : position + size])
+            common = int(differing[0]) if len(differing) else size
+            if common < len(child.ids):
+                return path, common
+            node, position = child, position + common
+        return path, len(node.ids)
+
+    def _split(self, node: _Node, at: int) -> _Node:
+        """Split an edge and return the upper part. The parts have separate memory, so that each can be evicted."""
+        assert node.parent is not None
+        assert node.kv is not None
+        kv = node.kv
+        upper = _Node(node.ids[:at].copy(), kv[..., :at, :].clone(), node.parent, used_at=node.used_at)
+        node.parent.children[int(upper.ids[0])] = upper
+        node.ids, node.kv, node.parent = node.ids[at:].copy(), kv[..., at:, :].clone(), upper
+        upper.children[int(node.ids[0])] = node
+        return upper
+
+    def _evict(self, target: int, keep: Sequence[_Node]) -> None:
+        """Evict the least recently used leaves until at most `target` tokens, or only the nodes of `keep`, are left."""
+        keep_ids = set(map(id, keep))
+        while self.num_tokens > target:
+            leaves, nodes = [], list(self._root.children.values())
+            for node in nodes:  # the loop appends to the list
+                nodes += node.children.values()
+                if not node.children and id(node) not in keep_ids:
+                    leaves.append(node)
+            if not leaves:
+                return
+            for leaf in sorted(leaves, key=lambda node: node.used_at):
+                if self.num_tokens <= target:
+                    return
+                assert leaf.parent is not None
+                del leaf.parent.children[int(leaf.ids[0])]
+                self.num_tokens -= len(leaf.ids)
+
+
 def default_prefix_cache_tokens(shape: KvShape, max_num_seqs: int, free: int | None = None) -> int:
-    """Return the default size of the prefix cache: 1024 tokens per request, at most an eighth of the free memory.
+    """Return the prefix cache's default size in tokens: 1024 per request, at most an eighth of the free memory.
 
     Args:
         shape: keys and values of a token.
@@ -215,7 +331,7 @@ def default_prefix_cache_tokens(shape: KvShape, max_num_seqs: int, free: int | N
 
 
 def default_lane_tokens(shape: KvShape, max_num_seqs: int, max_model_len: int, free: int | None = None) -> int:
-    """Return the default budget of a `KvStore`: the maximum that it can use, at most half of the free memory.
+    """Return the default budget for a `KvStore` in tokens: all that it can use, at most half of the free memory.
 
     Slabs allocate at most four times the tokens in them. `free` is that of `default_prefix_cache_tokens`.
     """

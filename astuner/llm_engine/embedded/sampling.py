@@ -124,19 +124,15 @@ class BatchSampler:
         adjusted = logits.clone()
         for row, request in enumerate(self._requests):
             if _has_penalty(request):
-                adjusted[row] -= self._penalties(row, request, logits)
+                if row not in self._counts:
+                    sampled = torch.tensor(request.tokens[request.prompt_len :], dtype=torch.int64, device=self._device)
+                    self._counts[row] = torch.bincount(sampled, minlength=logits.shape[1]).to(logits.dtype)
+                counts, params = self._counts[row], request.params
+                adjusted[row] -= params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
             if request.grammar is not None:
                 allowed = torch.from_numpy(request.grammar.allowed()).to(self._device)
                 adjusted[row].masked_fill_(~allowed, -torch.inf)
         return adjusted
-
-    def _penalties(self, row: int, request: Request, logits: Tensor) -> Tensor:
-        """Return what the penalties of a request subtract from its logits, [vocabulary]."""
-        if row not in self._counts:
-            sampled = torch.tensor(request.tokens[request.prompt_len :], dtype=torch.int64, device=self._device)
-            self._counts[row] = torch.bincount(sampled, minlength=logits.shape[1]).to(logits.dtype)
-        counts, params = self._counts[row], request.params
-        return params.frequency_penalty * counts + params.presence_penalty * (counts > 0)
 
     def _top_logprobs(self, log_weights: Tensor, total: Tensor) -> dict[int, TopLogprobs]:
         tops = {}

@@ -8,15 +8,13 @@ part in every decode step until it ends; the first one computes the last prompt 
 from __future__ import annotations
 
 import math
-import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from astuner.errors import ModelError
 from astuner.llm_engine.embedded.forward import Forward, LaneGroup, PrefillChunk
-from astuner.llm_engine.embedded.kv_store import KvStore
-from astuner.llm_engine.embedded.prefix_tree import PrefixTree
+from astuner.llm_engine.embedded.kv_store import KvStore, PrefixTree
 from astuner.llm_engine.embedded.request import Request
 from astuner.llm_engine.embedded.sampling import BatchSampler
 from astuner.schema import Completion
@@ -36,7 +34,7 @@ _IDLE_BYTES = 64 * 2**20
 _PrefixKey = tuple[int, tuple[int, ...]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineStats:
     """Counters of an engine.
 
@@ -45,14 +43,12 @@ class EngineStats:
         reused_tokens: number of those that were copied from the prefix cache.
         sampled_tokens: sampled tokens.
         steps: decode steps, each of which samples one token for every running request.
-        busy_seconds: computing time.
     """
 
     prompt_tokens: int = 0
     reused_tokens: int = 0
     sampled_tokens: int = 0
     steps: int = 0
-    busy_seconds: float = 0.0
 
 
 class Scheduler:
@@ -60,11 +56,9 @@ class Scheduler:
 
     Args:
         forward: forward pass of the model.
-        max_model_len: maximum number of tokens of a request.
+        max_model_len: maximum number of tokens in a request.
         max_num_seqs: maximum number of concurrent requests.
-        prefix_cache_tokens: capacity of the prefix cache.
         lane_tokens: memory of running requests, in tokens; see `KvStore`.
-        policy_version: policy version of the completions.
     """
 
     def __init__(
@@ -75,9 +69,8 @@ class Scheduler:
         max_num_seqs: int,
         prefix_cache_tokens: int,
         lane_tokens: int,
-        policy_version: int = 0,
     ) -> None:
-        self.policy_version = policy_version
+        self.policy_version = 0
         self._forward = forward
         self._max_num_seqs = max_num_seqs
         self._has_cache = prefix_cache_tokens > 0
@@ -95,15 +88,7 @@ class Scheduler:
         # Both depend on the set of running requests, and are recreated when it changes.
         self._sampler: BatchSampler | None = None
         self._shared: list[int] = []
-        self._prompt_tokens = self._reused_tokens = self._sampled_tokens = self._steps = 0
-        self._busy_seconds = 0.0
-
-    @property
-    def stats(self) -> EngineStats:
-        """A snapshot of the counters. May be read from any thread."""
-        return EngineStats(
-            self._prompt_tokens, self._reused_tokens, self._sampled_tokens, self._steps, self._busy_seconds
-        )
+        self.stats = EngineStats()
 
     @property
     def in_flight(self) -> int:
@@ -156,14 +141,12 @@ class Scheduler:
         Args:
             admit: whether waiting requests may start. Preempted requests may always resume.
         """
-        started = time.perf_counter()
         if admit or self._preempted:
             self._admit(self._preempted if self._preempted else self._waiting)
         if self._prefilling:
             self._prefill()
         elif self._running:
             self._decode()
-        self._busy_seconds += time.perf_counter() - started
 
     def _admit(self, queue: deque[Request]) -> None:
         """Assign lanes to requests of `queue`, in order, while there are lanes and memory."""
@@ -180,8 +163,8 @@ class Scheduler:
                 queue.appendleft(request)
                 break
             if not request.logprobs:
-                self._prompt_tokens += request.prompt_len
-                self._reused_tokens += start
+                self.stats.prompt_tokens += request.prompt_len
+                self.stats.reused_tokens += start
             if start == len(request.tokens) - 1:
                 self._start_decoding([request])
             else:
@@ -231,8 +214,8 @@ class Scheduler:
         tokens = self._sampler.sample(self._forward.decode(groups))
         for request, token in zip(requests, tokens, strict=True):
             request.append(token)
-        self._steps += 1
-        self._sampled_tokens += len(requests)
+        self.stats.steps += 1
+        self.stats.sampled_tokens += len(requests)
         self._deliver_finished(requests)
 
     def _deliver_finished(self, requests: Sequence[Request]) -> None:
@@ -240,20 +223,23 @@ class Scheduler:
         for request in reversed(requests):
             if not math.isfinite(request.logprobs[-1]):
                 self._remove(request, may_have_nan=True)
-                self._deliver(request, self._not_finite(request))
+                error = (
+                    f"the model's logits are not finite after {len(request.tokens) - 1} tokens (policy version "
+                    f"{self.policy_version}); the weights have diverged, or their dtype overflows"
+                )
+                self._deliver(request, ModelError(error))
             elif request.grammar is not None and request.grammar.failure is not None:
                 self._remove(request)
-                self._deliver(request, _not_matching(request, request.grammar.failure))
+                assert request.params.constraint is not None
+                error = (
+                    f"the {request.params.constraint.parameter} of a request cannot be enforced after "
+                    f"{len(request.logprobs) - 1} tokens: {request.grammar.failure}; use a simpler JSON schema"
+                )
+                self._deliver(request, ModelError(error))
             elif (reason := request.finish_reason) is not None:
                 self._cache_prefix(request)
                 self._remove(request)
                 self._deliver(request, request.completion(reason, self.policy_version))
-
-    def _not_finite(self, request: Request) -> ModelError:
-        return ModelError(
-            f"the model's logits are not finite after {len(request.tokens) - 1} tokens (policy version "
-            f"{self.policy_version}); the weights have diverged, or their dtype overflows"
-        )
 
     def _deliver(self, request: Request, result: Completion | ModelError) -> None:
         self._open.remove(request)
@@ -284,14 +270,6 @@ class Scheduler:
         """Add the computed tokens of `request` to the prefix cache."""
         lane = self._store.lane(request)
         self._tree.insert(request.tokens[:-1], lambda start, stop: lane[..., start:stop, :].clone())
-
-
-def _not_matching(request: Request, failure: str) -> ModelError:
-    assert request.params.constraint is not None
-    return ModelError(
-        f"the {request.params.constraint.parameter} of a request cannot be enforced after "
-        f"{len(request.logprobs) - 1} tokens: {failure}; use a simpler JSON schema"
-    )
 
 
 def _shared_prefix_length(requests: Sequence[Request]) -> int:

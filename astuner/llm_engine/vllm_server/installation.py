@@ -1,4 +1,4 @@
-"""Detects the installed vLLM and packages that conflict with it, without importing vLLM."""
+"""Whether a run uses vLLM, the installed vLLM, and packages that conflict with it, without importing vLLM."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import importlib.metadata
 from dataclasses import dataclass
 from typing import Literal
 
-from astuner.config.root import AstunerConfig, is_installed, starts_vllm
+from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
+from astuner.system.gpus import visible_gpus
+from astuner.system.paths import is_installed
 
 Device = Literal["cpu", "cuda"]
 
@@ -24,12 +26,28 @@ class InstalledVllm:
     """The vLLM of this Python environment.
 
     Attributes:
-        version: version of the package.
         device: device that it was built for.
     """
 
     version: str
     device: Device
+
+
+def starts_vllm(run: AstunerConfig) -> bool:
+    """Return whether the run uses a vLLM server of astuner's: starts one, or reuses one from an earlier run."""
+    return asks_for_vllm_server(run) and not goes_without_vllm(run)
+
+
+def asks_for_vllm_server(run: AstunerConfig) -> bool:
+    """Return whether the configuration has the debug backbone start a vLLM server, whether or not vLLM is there."""
+    return run.backbone == "debug" and run.rollout.name == "vllm" and not run.debug.base_url
+
+
+def goes_without_vllm(run: AstunerConfig) -> bool:
+    """Return whether the run sets `rollout.name: vllm` aside: on a CPU where vLLM is not installed."""
+    device = run.trainer_common.device
+    on_cpu = device == "cpu" or (device == "auto" and visible_gpus() == 0)
+    return on_cpu and not is_installed("vllm")
 
 
 def check_engine_packages(config: AstunerConfig) -> None:

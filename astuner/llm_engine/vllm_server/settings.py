@@ -1,4 +1,4 @@
-"""Settings of a vLLM server, its command line and its environment, from the configuration and the model."""
+"""A vLLM server's settings, command line and environment, on a GPU or CPU, from the configuration and the model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from loguru import logger
 
@@ -20,7 +21,11 @@ from astuner.errors import BackboneError, ModelError
 from astuner.llm_engine.causal_lm import compute_dtype
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.vllm_server.installation import Device, InstalledVllm
-from astuner.llm_engine.vllm_server.on_cpu import cache_bytes, check_head_size, cpu_environment
+
+_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Head sizes of vLLM 0.28's CPU attention. With any other size, the engine starts and fails at its first request."""
+_MAX_CACHE_BYTES = 4 * 2**30
+_BLOCK_TOKENS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +36,9 @@ class VllmSettings:
         model: folder of the model, or its name on Hugging Face.
         weights: fingerprint of the model's files.
         port: port on 127.0.0.1.
-        seed: seed of the server.
         dtype: dtype of the weights.
         tensor_parallel_size: number of GPUs; 1 on a CPU.
-        max_model_len: maximum number of tokens of a request, prompt and completion together.
+        max_model_len: maximum number of tokens in a request, prompt and completion together.
         max_num_seqs: maximum number of concurrent requests.
         logprobs_mode: vLLM's option; `processed_logprobs` are computed after temperature, top-p and top-k are applied,
             `raw_logprobs` before.
@@ -113,7 +117,6 @@ def settings_for(config: AstunerConfig, model_path: str, installed: InstalledVll
     """Return the settings of the server that a run needs.
 
     Args:
-        config: the run's configuration.
         model_path: folder of the model, or its name on Hugging Face.
         installed: the installed vLLM.
 
@@ -189,11 +192,7 @@ def _logprobs_mode(rollout: RolloutConfig) -> str:
 
 
 def _usable_gpus(tensor_parallel_size: int) -> int:
-    """Return the number of GPUs for tensor parallelism: the configured number, but at most the number of visible GPUs.
-
-    Raises:
-        BackboneError: no GPU is visible.
-    """
+    """Return how many GPUs tensor parallelism uses: the configured number, but at most all visible GPUs."""
     import torch
 
     available: int = torch.cuda.device_count()
@@ -222,3 +221,49 @@ def _fingerprint(model_path: str) -> str:
     entries = sorted((entry.name, entry.stat()) for entry in os.scandir(folder) if entry.is_file())
     text = json.dumps([[name, status.st_size, status.st_mtime_ns] for name, status in entries])
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def check_head_size(model_path: str, model_config: Any) -> None:
+    """Check that vLLM can compute a model's attention on a CPU.
+
+    Args:
+        model_path: folder or name of the model, for the message.
+        model_config: transformers' configuration of the model's text part.
+
+    Raises:
+        ModelError: the head size is not supported. The message lists the supported sizes.
+    """
+    size = _head_size(model_config)
+    if size not in _HEAD_SIZES:
+        raise ModelError(
+            f"model.path {model_path!r} has attention heads of size {size}; on a CPU, vLLM supports sizes "
+            f"{', '.join(map(str, _HEAD_SIZES))}. Use another model, or rollout.name: embedded"
+        )
+
+
+def cache_bytes(model_config: Any, length: int, sequences: int, itemsize: int) -> int:
+    """Return a KV cache's size for `sequences` requests with `length` tokens each, in bytes.
+
+    The size is at most 4 GiB, but always sufficient for a single request.
+
+    Args:
+        model_config: transformers' configuration of the model's text part.
+        length: maximum number of tokens in a request.
+        sequences: maximum number of concurrent requests.
+        itemsize: bytes per element.
+    """
+    heads = getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads
+    token_bytes: int = model_config.num_hidden_layers * heads * _head_size(model_config) * 2 * itemsize
+    sequence_bytes = (length // _BLOCK_TOKENS + 2) * _BLOCK_TOKENS * token_bytes
+    return max(sequence_bytes * 2, min(sequence_bytes * sequences, _MAX_CACHE_BYTES))
+
+
+def cpu_environment() -> dict[str, str]:
+    """Return the default environment variables of vLLM on a CPU."""
+    # One core is left for the agents. By default, vLLM would pin its threads to cores that other processes may use.
+    cores = len(psutil.Process().cpu_affinity() or ()) if hasattr(psutil.Process, "cpu_affinity") else 2
+    return {"OMP_NUM_THREADS": str(max(1, cores - 1)), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+
+
+def _head_size(model_config: Any) -> int:
+    return int(getattr(model_config, "head_dim", None) or model_config.hidden_size // model_config.num_attention_heads)

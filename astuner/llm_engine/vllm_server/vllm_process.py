@@ -1,4 +1,4 @@
-"""Starts a vLLM server for a run, or uses a warm one, and stops it afterwards unless it is to stay warm."""
+"""Starts a vLLM server for a run, or uses a warm one, and samples from it. Stops it afterwards unless it stays warm."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
 
 from loguru import logger
 
+from astuner.config.root import AstunerConfig
 from astuner.errors import ModelError, ServiceError
-from astuner.llm_engine.vllm_server.settings import VllmSettings, differences
+from astuner.llm_engine.completions import CompletionsEngine
+from astuner.llm_engine.vllm_server.installation import installed_vllm
+from astuner.llm_engine.vllm_server.settings import VllmSettings, differences, settings_for
 from astuner.llm_engine.vllm_server.warm_servers import (
     GRACE_SECONDS,
     PortLock,
@@ -26,8 +28,7 @@ from astuner.llm_engine.vllm_server.warm_servers import (
     port_lock,
     warm_server,
 )
-from astuner.processes.guarded_process import GuardedProcess, TempDir
-from astuner.processes.log import ProcessLog, last_lines
+from astuner.processes.guarded_process import GuardedProcess, ProcessLog, TempDir, last_lines
 from astuner.system.localhost import is_port_taken, port_holder
 from astuner.system.redaction import redact
 
@@ -50,14 +51,40 @@ _FIXES = (
 
 
 @contextlib.contextmanager
+def vllm_engine(config: AstunerConfig, model_path: str, folder: Path, keep: bool) -> Iterator[CompletionsEngine]:
+    """Start a vLLM server, and yield an engine that samples from it.
+
+    Args:
+        model_path: folder or Hugging Face name of the model.
+        folder: the run's record, which gets the server's log.
+        keep: whether the server keeps running for later runs.
+
+    Raises:
+        BackboneError: vLLM is not installed.
+        ServiceError: the server does not become ready.
+    """
+    settings = settings_for(config, model_path, installed_vllm())
+    timeout = config.debug.debug_vllm_timeout
+    with vllm_server(settings, folder, timeout, keep=keep):
+        yield CompletionsEngine.connect(
+            f"{settings.address}/v1",
+            model=settings.name,
+            default_model=settings.name,
+            max_model_len=settings.max_model_len,
+            api_key=None,
+            launched=True,
+            timeout=timeout,
+        )
+
+
+@contextlib.contextmanager
 def vllm_server(settings: VllmSettings, record: Path, timeout: float, *, keep: bool) -> Iterator[None]:
     """Run a server with these settings during the block.
 
     A warm server with the same settings is used, and keeps running. A warm server with other settings is replaced.
 
     Args:
-        settings: settings of the server.
-        record: folder of the run, for the log of a server that is stopped with the run.
+        record: the run's folder, for the log of a server that is stopped with the run.
         timeout: maximum seconds until the server is ready.
         keep: keep a server that is started here running after the block.
 
@@ -77,7 +104,7 @@ def vllm_server(settings: VllmSettings, record: Path, timeout: float, *, keep: b
                 yield
             return
         with _started(settings, record, timeout, lock, warm, keep=keep) as log:
-            lock.lock_shared()
+            lock.lock(exclusive=False)
             with _failures_explained(settings, log):
                 yield
 
@@ -98,7 +125,7 @@ def _started(
     settings: VllmSettings, record: Path, timeout: float, lock: PortLock, warm: WarmServer | None, *, keep: bool
 ) -> Iterator[Path]:
     """Start a server, which replaces `warm`, and stop it after the block unless `keep`. Yields its log file."""
-    lock.lock_exclusive()
+    lock.lock(exclusive=True)
     if warm is not None:
         reason = differences(warm.settings, settings) or "it does not answer"
         logger.warning("vllm: stopping the warm server (process {}) to start a new one: {}", warm.server.pid, reason)
@@ -109,89 +136,67 @@ def _started(
             "start; stop that process, or choose another port"
         )
     start = time.monotonic()
-    output = _output_to_cache(settings.port) if keep else _output_to_record(record)
-    with output as out, contextlib.ExitStack() as stack:
-        process = _launch(settings, out)
+    with contextlib.ExitStack() as outputs, contextlib.ExitStack() as stack:
+        if keep:  # the output goes to a file that outlives this process
+            log, copier = log_file(settings.port), None
+            descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            file = outputs.enter_context(open(descriptor, "wb"))
+        else:
+            copier, file = ProcessLog("vllm"), None
+            log = copier.open(record)
+            outputs.callback(copier.close)
+        logger.info("vllm: starting a server for {} on port {}", settings.model, settings.port)
+        logger.debug("vllm: {}", shlex.join(settings.argv))
+        process = GuardedProcess(
+            settings.argv,
+            Path("/"),  # vLLM's own processes would import modules from the working directory
+            settings.environment(os.environ),
+            output=file,
+            temp_dir=TempDir(),
+            grace=GRACE_SECONDS,
+        )
+        reader = None
+        if copier is not None:
+            assert process.output
+            reader = copier.follow(process.output)
+            # With a timeout: a process that left the group may keep the pipe open.
+            outputs.callback(reader.join, _PROGRESS_SECONDS)
         stack.callback(process.end)
-        _wait_until_ready(process, settings, out, timeout, start)
+        _wait_until_ready(process, settings, log, reader, timeout, start)
         logger.info("vllm: ready after {:.1f} s (process {})", time.monotonic() - start, process.pid)
         if keep:
             # The state file is written first: a server without one must not keep running.
-            WarmServer(settings, ProcessId.of(process.pid), ProcessId.of(process.guard_pid), out.log).write()
+            WarmServer(settings, ProcessId.of(process.pid), ProcessId.of(process.guard_pid), log).write()
             process.detach()
             stack.pop_all()
-            logger.info("vllm: the server keeps running until `astuner stop-engine`. Its log: {}", out.log)
-        yield out.log
-
-
-class _Output:
-    """The output of a server: copied to the run record, or written to a file that outlives this process."""
-
-    def __init__(self, log: Path, *, file: IO[bytes] | None = None, copier: ProcessLog | None = None) -> None:
-        self.log = log
-        self.file = file
-        self._copier = copier
-        self._reader: threading.Thread | None = None
-
-    def follow(self, process: GuardedProcess) -> None:
-        """Copy the process's output, unless it writes to the file directly."""
-        if self._copier is not None:
-            assert process.output
-            self._reader = self._copier.follow(process.output)
-
-    def flush(self) -> None:
-        """Wait until all output of a process that has ended is in the log."""
-        if self._reader is not None:
-            # With a timeout: a process that left the group may keep the pipe open.
-            self._reader.join(_PROGRESS_SECONDS)
-
-
-@contextlib.contextmanager
-def _output_to_cache(port: int) -> Iterator[_Output]:
-    log = log_file(port)
-    with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        yield _Output(log, file=file)
-
-
-@contextlib.contextmanager
-def _output_to_record(record: Path) -> Iterator[_Output]:
-    copier = ProcessLog("vllm")
-    output = _Output(copier.open(record), copier=copier)
-    try:
-        yield output
-    finally:
-        output.flush()
-        copier.close()
-
-
-def _launch(settings: VllmSettings, output: _Output) -> GuardedProcess:
-    logger.info("vllm: starting a server for {} on port {}", settings.model, settings.port)
-    logger.debug("vllm: {}", shlex.join(settings.argv))
-    env = settings.environment(os.environ)
-    # vLLM's own processes would import modules from the working directory, so it runs in another one.
-    process = GuardedProcess(settings.argv, Path("/"), env, output=output.file, temp_dir=TempDir(), grace=GRACE_SECONDS)
-    output.follow(process)
-    return process
+            logger.info("vllm: the server keeps running until `astuner stop-engine`. Its log: {}", log)
+        yield log
 
 
 def _wait_until_ready(
-    process: GuardedProcess, settings: VllmSettings, out: _Output, timeout: float, start: float
+    process: GuardedProcess,
+    settings: VllmSettings,
+    log: Path,
+    reader: threading.Thread | None,
+    timeout: float,
+    start: float,
 ) -> None:
     last_progress = start
     while not is_ready(settings):
         now = time.monotonic()
         if process.exit_code is not None:
-            out.flush()
+            if reader is not None:
+                reader.join(_PROGRESS_SECONDS)
             raise ServiceError(
-                f"vLLM ended with exit code {process.exit_code} before it was ready; {explain_failure(out.log)}"
+                f"vLLM ended with exit code {process.exit_code} before it was ready; {explain_failure(log)}"
             )
         if now - start > timeout:
             raise ServiceError(
-                f"vLLM was not ready within {timeout:g} s (debug.debug_vllm_timeout); {explain_failure(out.log)}"
+                f"vLLM was not ready within {timeout:g} s (debug.debug_vllm_timeout); {explain_failure(log)}"
             )
         if now - last_progress >= _PROGRESS_SECONDS:
             last_progress = now
-            line = (_read_tail(out.log) or ["no output yet"])[-1]
+            line = (_read_tail(log) or ["no output yet"])[-1]
             logger.info("vllm: starting for {:.0f} s: {}", now - start, redact(line)[:120])
         time.sleep(_POLL_SECONDS)
 

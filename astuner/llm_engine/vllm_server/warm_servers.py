@@ -35,7 +35,6 @@ class ProcessId:
     """Identifies a process, even if its pid is reused later.
 
     Attributes:
-        pid: the process id.
         started: start time, in seconds since the epoch.
     """
 
@@ -69,7 +68,6 @@ class WarmServer:
         settings: settings that it was started with.
         server: its main process, which leads the process group.
         guard: the process that stops it.
-        log: its log file.
     """
 
     settings: VllmSettings
@@ -158,34 +156,25 @@ class PortLock:
         self._port = port
         self._fd = os.open(engines_folder() / f"{port}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
-    def lock_shared(self) -> None:
-        """Take or downgrade to a shared lock, to use the server.
+    def lock(self, *, exclusive: bool) -> None:
+        """Take a shared lock, to use the server, or an exclusive one, to start or stop it; or exchange them.
 
         Raises:
-            ServiceError: another run is starting or stopping the server.
+            ServiceError: another run uses the server, or is starting or stopping it.
         """
-        self._lock(fcntl.LOCK_SH, "is being started or stopped by")
-
-    def lock_exclusive(self) -> None:
-        """Take or upgrade to an exclusive lock, to start or stop the server.
-
-        Raises:
-            ServiceError: another run uses the server.
-        """
-        self._lock(fcntl.LOCK_EX, "is in use by")
-
-    def release(self) -> None:
-        """Release the lock."""
-        os.close(self._fd)
-
-    def _lock(self, operation: int, state: str) -> None:
+        operation = fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH
         try:
             fcntl.flock(self._fd, operation | fcntl.LOCK_NB)
         except BlockingIOError:
+            state = "is in use by" if exclusive else "is being started or stopped by"
             raise ServiceError(
                 f"the vLLM server on port {self._port} {state} another run; wait until that run has ended, or choose "
                 "another debug.debug_vllm_port"
             ) from None
+
+    def release(self) -> None:
+        """Release the lock."""
+        os.close(self._fd)
 
 
 @contextlib.contextmanager
@@ -197,7 +186,7 @@ def port_lock(port: int) -> Iterator[PortLock]:
     """
     lock = PortLock(port)
     try:
-        lock.lock_shared()
+        lock.lock(exclusive=False)
         yield lock
     finally:
         lock.release()
@@ -212,7 +201,7 @@ def stop_warm_servers() -> list[WarmServer]:
     stopped = []
     for port in warm_ports():
         with port_lock(port) as lock:
-            lock.lock_exclusive()
+            lock.lock(exclusive=True)
             server = warm_server(port)
             if server is not None:
                 server.stop()

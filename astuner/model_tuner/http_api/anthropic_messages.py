@@ -10,8 +10,13 @@ from typing import Any
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
 from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.http_api.api_errors import ApiError
-from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, given_parameters, parse_chat_request
-from astuner.model_tuner.http_api.openai_chat_response import pieces
+from astuner.model_tuner.http_api.openai_completions import (
+    ChatRequest,
+    given_parameters,
+    parse_chat_request,
+    pieces,
+    read_text,
+)
 
 # These parameters describe the request or its price, and do not change an answer.
 _WITHOUT_EFFECT = frozenset(("metadata", "service_tier", "cache_control"))
@@ -50,10 +55,6 @@ def parse_messages_request(body: object) -> ChatRequest:
     """Return the request in a `/v1/messages` body.
 
     A parameter that is null counts as absent. `metadata`, `service_tier` and `cache_control` have no effect.
-
-    Raises:
-        InvalidRequestError: a parameter is missing or invalid.
-        UnsupportedParameterError: a parameter cannot be honoured.
     """
     given = _given(body)
     if "max_tokens" not in given:
@@ -62,22 +63,12 @@ def parse_messages_request(body: object) -> ChatRequest:
 
 
 def parse_count_request(body: object) -> ChatRequest:
-    """Return the request in a `/v1/messages/count_tokens` body.
-
-    Raises:
-        InvalidRequestError: a parameter is missing or invalid.
-        UnsupportedParameterError: a parameter cannot be honoured.
-    """
+    """Return the request in a `/v1/messages/count_tokens` body."""
     return _parse(_given(body))
 
 
 def to_messages_response(answers: Sequence[ChatAnswer], model: str) -> dict[str, Any]:
-    """Return an answer as a `message`.
-
-    Args:
-        answers: the answer.
-        model: the name of the model.
-    """
+    """Return an answer as a `message`."""
     return _head(answers[0], model) | {
         "content": _blocks(answers[0]),
         "stop_reason": _stop_reason(answers[0]),
@@ -127,7 +118,13 @@ def _given(body: object) -> dict[str, Any]:
 
 
 def _parse(given: Mapping[str, Any]) -> ChatRequest:
-    _check_thinking(given.get("thinking"))
+    thinking = given.get("thinking")
+    if thinking is not None and not (isinstance(thinking, Mapping) and thinking.get("type") == "adaptive"):
+        raise UnsupportedParameterError(
+            f"thinking={short_repr(thinking)} cannot be honoured: model.renderer decides for the whole run whether the "
+            "model in training thinks. Leave it out, or send {'type': 'adaptive'}",
+            "thinking",
+        )
     messages = given.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequestError(
@@ -145,9 +142,12 @@ def _parse(given: Mapping[str, Any]) -> ChatRequest:
             "messages",
         )
     choice, parallel = _tool_choice(given.get("tool_choice"))
+    tools = given.get("tools")
+    if not isinstance(tools, list | None):
+        raise InvalidRequestError(f"tools must be a list, got {short_repr(tools)}", "tools")
     translated = {
         "messages": conversation,
-        "tools": _tools(given.get("tools")),
+        "tools": None if tools is None else [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)],
         "tool_choice": choice,
         "parallel_tool_calls": parallel,
         "stop": given.get("stop_sequences"),
@@ -155,16 +155,6 @@ def _parse(given: Mapping[str, Any]) -> ChatRequest:
     }
     same = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream")
     return parse_chat_request(translated | {name: given[name] for name in same if name in given})
-
-
-def _check_thinking(thinking: object) -> None:
-    if thinking is None or (isinstance(thinking, Mapping) and thinking.get("type") == "adaptive"):
-        return
-    raise UnsupportedParameterError(
-        f"thinking={short_repr(thinking)} cannot be honoured: model.renderer decides for the whole run whether the "
-        "model in training thinks. Leave it out, or send {'type': 'adaptive'}",
-        "thinking",
-    )
 
 
 def _response_format(config: object) -> dict[str, Any] | None:
@@ -205,14 +195,6 @@ def _tool_choice(choice: object) -> tuple[str | dict[str, Any] | None, bool]:
             raise InvalidRequestError(f"tool_choice needs the name of a tool, got {short_repr(choice)}", "tool_choice")
         return {"type": "function", "function": {"name": choice["name"]}}, not single
     return "required" if kind == "any" else kind, not single
-
-
-def _tools(tools: object) -> list[dict[str, Any]] | None:
-    if tools is None:
-        return None
-    if not isinstance(tools, list):
-        raise InvalidRequestError(f"tools must be a list, got {short_repr(tools)}", "tools")
-    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools)]
 
 
 def _tool(tool: object, where: str) -> dict[str, Any]:
@@ -266,9 +248,9 @@ def _assistant_message(blocks: Sequence[Any], where: str) -> dict[str, Any]:
         place = f"{where}[{index}]"
         kind = _block_type(block, place)
         if kind == "text":
-            texts.append(_string(block, "text", place))
+            texts.append(read_text(block, "text", place))
         elif kind == "thinking":
-            thoughts.append(_string(block, "thinking", place))
+            thoughts.append(read_text(block, "thinking", place))
         elif kind == "tool_use":
             arguments = block.get("input")
             if not isinstance(arguments, Mapping):
@@ -276,10 +258,10 @@ def _assistant_message(blocks: Sequence[Any], where: str) -> dict[str, Any]:
                     f"{place}.input must be an object, got {short_repr(arguments)}", f"{place}.input"
                 )
             function = {
-                "name": _string(block, "name", place),
+                "name": read_text(block, "name", place),
                 "arguments": json.dumps(arguments, ensure_ascii=False),
             }
-            calls.append({"id": _string(block, "id", place), "type": "function", "function": function})
+            calls.append({"id": read_text(block, "id", place), "type": "function", "function": function})
         else:
             raise _unsupported_block(kind, place, "text, thinking and tool_use")
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
@@ -305,9 +287,9 @@ def _user_messages(blocks: Sequence[Any], where: str) -> list[dict[str, Any]]:
             # `is_error` has no counterpart in chat templates; the text of the result says what happened.
             content = block.get("content")
             text = "" if content is None else _text_parts(content, f"{place}.content")
-            results.append({"role": "tool", "tool_call_id": _string(block, "tool_use_id", place), "content": text})
+            results.append({"role": "tool", "tool_call_id": read_text(block, "tool_use_id", place), "content": text})
         elif kind == "text":
-            parts.append({"type": "text", "text": _string(block, "text", place)})
+            parts.append({"type": "text", "text": read_text(block, "text", place)})
         else:
             raise _unsupported_block(kind, place, "text and tool_result")
     return results + ([{"role": "user", "content": parts}] if parts or not results else [])
@@ -325,7 +307,7 @@ def _text_parts(content: object, where: str) -> str | list[dict[str, Any]]:
         kind = _block_type(block, place)
         if kind != "text":
             raise _unsupported_block(kind, place, "text")
-        parts.append({"type": "text", "text": _string(block, "text", place)})
+        parts.append({"type": "text", "text": read_text(block, "text", place)})
     return parts
 
 
@@ -333,13 +315,6 @@ def _block_type(block: object, where: str) -> str:
     if not isinstance(block, Mapping) or not isinstance(block.get("type"), str):
         raise InvalidRequestError(f"{where} must be a block with a type, got {short_repr(block)}", where)
     return str(block["type"])
-
-
-def _string(block: Mapping[str, Any], name: str, where: str) -> str:
-    value = block.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequestError(f"{where}.{name} must be a string, got {short_repr(value)}", f"{where}.{name}")
-    return value
 
 
 def _unsupported_block(kind: str, where: str, supported: str) -> UnsupportedParameterError:

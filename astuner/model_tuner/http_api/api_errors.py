@@ -24,8 +24,6 @@ class ApiError:
     """An error response.
 
     Attributes:
-        status: the HTTP status.
-        message: the text.
         kind: OpenAI's `type` of the error.
         code: OpenAI's `code` of the error; None if it has none.
         param: the name of the parameter that is at fault; None if there is none.

@@ -21,9 +21,15 @@ from astuner.model_tuner.http_api.anthropic_messages import (
     to_messages_response,
 )
 from astuner.model_tuner.http_api.api_errors import ApiError
-from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, parse_chat_request
-from astuner.model_tuner.http_api.openai_chat_response import DecodeToken, to_chat_completion, to_chunks
-from astuner.model_tuner.http_api.openai_completions import parse_completion_request, to_text_completion, to_text_events
+from astuner.model_tuner.http_api.openai_completions import (
+    DecodeToken,
+    parse_chat_request,
+    parse_completion_request,
+    to_chat_completion,
+    to_chunks,
+    to_text_completion,
+    to_text_events,
+)
 from astuner.model_tuner.http_api.openai_responses import (
     parse_responses_request,
     to_response,
@@ -35,7 +41,7 @@ if TYPE_CHECKING:
     from astuner.model_tuner.tuner import ModelTuner
 
 Event = tuple[str | None, Mapping[str, Any]]
-"""The name of an event of a stream, or None for an event without a name, and its data."""
+"""An event in a stream: its name, or None for an event without a name, and its data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +49,9 @@ class Dialect:
     """One API.
 
     Attributes:
-        path: the path of its requests.
         parse: returns the request of a JSON body. Its arguments are the body and the model of the episode, to whose
-            earlier answers a request may refer. It raises `InvalidRequestError`.
+            earlier answers a request may refer. It raises `InvalidRequestError` if a parameter is missing or invalid,
+            and `UnsupportedParameterError` if one cannot be honoured.
         body: returns the JSON body of a response. Its arguments are the answers, the request, the name of the model,
             and a function that returns the text of a token.
         events: returns the events of a streamed response, with the same arguments.
@@ -83,7 +89,7 @@ def to_json(content: Mapping[str, Any]) -> bytes:
     try:
         return orjson.dumps(content)
     except TypeError:
-        # The arguments of a tool call may have an integer of more than 64 bits, or half of a surrogate pair.
+        # A tool call's arguments may have an integer with more than 64 bits, or half of a surrogate pair.
         return json.dumps(content, separators=(",", ":")).encode()
 
 
@@ -100,13 +106,6 @@ def openai_error(error: ApiError) -> dict[str, Any]:
     }
 
 
-def _chat_events(
-    answers: Sequence[ChatAnswer], request: ChatRequest, model: str, decode_token: DecodeToken
-) -> Iterator[Event]:
-    for chunk in to_chunks(answers, request, model, decode_token):
-        yield None, chunk
-
-
 def _responses_error_event(error: ApiError) -> Event:
     body = openai_error(to_responses_error(error))
     # The fields of the documented event, and those that OpenAI's client raises an error for.
@@ -118,7 +117,7 @@ DIALECTS = (
         path="/v1/chat/completions",
         parse=lambda body, tuner: parse_chat_request(body),
         body=to_chat_completion,
-        events=_chat_events,
+        events=to_chunks,
         error=openai_error,
         error_event=lambda error: (None, openai_error(error)),
         end=b"data: [DONE]\n\n",
@@ -149,9 +148,9 @@ DIALECTS = (
         error_event=lambda error: ("error", to_messages_error(error)),
     ),
 )
-"""The APIs of the gateway and of clients in the same process."""
+"""The APIs for the gateway and for clients in the same process."""
 
 TOKEN_COUNTING = replace(
     DIALECTS[-1], path="/v1/messages/count_tokens", parse=lambda body, tuner: parse_count_request(body)
 )
-"""The API that returns the number of tokens of a request to `/v1/messages`, without an answer."""
+"""The API that counts the tokens in a request to `/v1/messages`, without an answer."""

@@ -9,8 +9,15 @@ from typing import Any
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
 from astuner.model_tuner.answers import ChatAnswer, as_message
 from astuner.model_tuner.http_api.api_errors import ApiError
-from astuner.model_tuner.http_api.openai_chat_request import ChatRequest, given_parameters, parse_chat_request
-from astuner.model_tuner.http_api.openai_chat_response import DecodeToken, pieces, to_logprobs, to_usage
+from astuner.model_tuner.http_api.openai_completions import (
+    ChatRequest,
+    DecodeToken,
+    given_parameters,
+    parse_chat_request,
+    pieces,
+    to_logprobs,
+    to_usage,
+)
 from astuner.model_tuner.http_api.responses_input import input_messages, output_items, response_id
 from astuner.schema import LlmCall
 
@@ -57,10 +64,6 @@ def parse_responses_request(body: object, calls: Sequence[LlmCall]) -> Responses
     Args:
         body: the JSON object of the request.
         calls: the finished calls of the episode.
-
-    Raises:
-        InvalidRequestError: a parameter is missing or invalid.
-        UnsupportedParameterError: a parameter cannot be honoured.
     """
     given = given_parameters(body)
     for name, value in given.items():
@@ -89,18 +92,21 @@ def to_response(
     """Return an answer as a `response`.
 
     Args:
-        answers: the answer.
-        request: the request.
-        model: the name of the model.
         decode_token: returns the text of a token, for logprobs.
     """
     (answer,) = answers
     usage = to_usage(answers)
     is_cut = answer.call.finish_reason == "length"
+    items = output_items(as_message(answer.parsed), answer.call.call_id, encrypt_reasoning=request.encrypts_reasoning)
+    for item in items:
+        if item["type"] == "message" and request.options.logprobs:
+            item["content"][0]["logprobs"] = to_logprobs(answer, decode_token)["content"]
+    if is_cut:
+        items[-1]["status"] = "incomplete"
     return _head(answer, request, model) | {
         "status": "incomplete" if is_cut else "completed",
         "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
-        "output": _output(answer, request, decode_token),
+        "output": items,
         "usage": {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -114,7 +120,7 @@ def to_response(
 def to_response_events(
     answers: Sequence[ChatAnswer], request: ResponsesRequest, model: str, decode_token: DecodeToken
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the names and the data of a streamed answer's events; the arguments are those of `to_response`."""
+    """Yield a streamed answer's events, with names and data; the arguments are those of `to_response`."""
     response = to_response(answers, request, model, decode_token)
     start = response | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     kinds = ("response.created", "response.in_progress")
@@ -220,28 +226,17 @@ def _head(answer: ChatAnswer, request: ResponsesRequest, model: str) -> dict[str
         "metadata": given.get("metadata", {}),
         "background": False,
         "max_tool_calls": None,
-        "parallel_tool_calls": request.parallel_tool_calls,
+        "parallel_tool_calls": request.options.parallel_tool_calls,
         "reasoning": {"effort": None, "summary": None},
         "store": given.get("store", True),
         "temperature": call.sampling.temperature,
         "text": given.get("text", {"format": {"type": "text"}}),
         "tool_choice": given.get("tool_choice", "auto"),
         "tools": given.get("tools", []),
-        "top_logprobs": request.top_logprobs,
+        "top_logprobs": request.options.top_logprobs,
         "top_p": call.sampling.top_p,
         "truncation": "disabled",
     }
-
-
-def _output(answer: ChatAnswer, request: ResponsesRequest, decode_token: DecodeToken) -> list[dict[str, Any]]:
-    call_id = answer.call.call_id
-    items = output_items(as_message(answer.parsed), call_id, encrypt_reasoning=request.encrypts_reasoning)
-    for item in items:
-        if item["type"] == "message" and request.logprobs:
-            item["content"][0]["logprobs"] = to_logprobs(answer, decode_token)["content"]
-    if answer.call.finish_reason == "length":
-        items[-1]["status"] = "incomplete"
-    return items
 
 
 def _item_events(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -258,7 +253,7 @@ def _item_events(item: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     started = part | {"text": ""} | {name: [] for name in logprobs}
     yield {"type": "response.content_part.added", "content_index": 0, "part": started}
     for piece in pieces(part["text"]):
-        # A piece of text need not consist of whole tokens, so all logprobs come at the end.
+        # A text's piece need not consist of whole tokens, so all logprobs come at the end.
         delta = {"type": f"{kind}.delta", "content_index": 0, "delta": piece}
         yield delta | {name: [] for name in logprobs}
     yield {"type": f"{kind}.done", "content_index": 0, "text": part["text"], **logprobs}

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError, short_repr
+from astuner.model_tuner.http_api.openai_completions import read_text
 from astuner.schema import LlmCall, Message
 
 _ITEM_ID = re.compile(r"(?:(?:rs|msg)_(.*)|fc_(.*)/[0-9]+)", re.DOTALL)
@@ -34,7 +35,7 @@ def output_items(answer: Message, call_id: str, *, encrypt_reasoning: bool = Fal
 
     Args:
         answer: the answer, as a message in OpenAI's format.
-        call_id: the id of the call, from which the ids of the items are made.
+        call_id: the call's id, from which the ids of the items are made.
         encrypt_reasoning: whether the reasoning is also in the field `encrypted_content`, for clients that send back
             only this field.
     """
@@ -80,7 +81,15 @@ def input_messages(given: Mapping[str, Any], calls: Sequence[LlmCall]) -> list[M
             raise InvalidRequestError(f"instructions must be a string, got {short_repr(instructions)}", "instructions")
         messages.append({"role": "system", "content": instructions})
     if "previous_response_id" in given:
-        messages += _earlier_messages(given["previous_response_id"], calls)
+        identity = given["previous_response_id"]
+        candidates = [(call, has_instructions) for call in calls for has_instructions in (False, True)]
+        found = [pair for pair in candidates if identity == response_id(pair[0].call_id, has_instructions=pair[1])]
+        if not found:
+            raise InvalidRequestError(
+                f"previous_response_id={short_repr(identity)} is not a response of this episode", "previous_response_id"
+            )
+        call, has_instructions = found[0]
+        messages += call.messages[has_instructions:]
     items = given.get("input", [])
     if isinstance(items, str):
         return [*messages, {"role": "user", "content": items}]
@@ -94,23 +103,13 @@ def input_messages(given: Mapping[str, Any], calls: Sequence[LlmCall]) -> list[M
     return messages + turns.messages
 
 
-def _earlier_messages(identity: object, calls: Sequence[LlmCall]) -> list[Message]:
-    for call in calls:
-        for has_instructions in (False, True):
-            if identity == response_id(call.call_id, has_instructions=has_instructions):
-                return list(call.messages[has_instructions:])
-    raise InvalidRequestError(
-        f"previous_response_id={short_repr(identity)} is not a response of this episode", "previous_response_id"
-    )
-
-
 class _Turns:
     """Collects items as messages. The reasoning, text and tool calls of one answer become one message."""
 
     def __init__(self, calls: Sequence[LlmCall]) -> None:
         self.messages: list[Message] = []
         self._calls = calls
-        # The message of the assistant that further items may belong to, and the type of its last item.
+        # The assistant's message that further items may belong to, and the type of its last item.
         self._answer: dict[str, Any] | None = None
         self._last = ""
 
@@ -125,14 +124,16 @@ class _Turns:
             # Only the first item of an answer is reasoning.
             self._turn(kind, after=())["reasoning_content"] = _reasoning(item, where)
         elif kind == "function_call":
-            function = {"name": _string(item, "name", where), "arguments": _string(item, "arguments", where)}
-            call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
+            function = {"name": read_text(item, "name", where), "arguments": read_text(item, "arguments", where)}
+            call = {"id": read_text(item, "call_id", where), "type": "function", "function": function}
             answer = self._turn(kind, after=("reasoning", "message", "function_call"))
             answer.setdefault("tool_calls", []).append(call)
         elif kind == "function_call_output":
             content = _content(item.get("output"), f"{where}.output")
             self._answer = None
-            self.messages.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": content})
+            self.messages.append(
+                {"role": "tool", "tool_call_id": read_text(item, "call_id", where), "content": content}
+            )
         elif kind == "message":
             self._add_message(item, where)
         else:
@@ -179,9 +180,9 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
     """Return the text of a reasoning item; "" if the client has left it out."""
     encrypted = item.get("encrypted_content")
     if item.get("content"):
-        return _joined(item["content"], ("reasoning_text",), f"{where}.content")
+        return _text_of_parts(item["content"], ("reasoning_text",), f"{where}.content")
     if encrypted is None:
-        return _joined(item.get("summary") or [], ("summary_text",), f"{where}.summary")
+        return _text_of_parts(item.get("summary") or [], ("summary_text",), f"{where}.summary")
     try:
         if not isinstance(encrypted, str) or not encrypted.startswith(_REASONING_PREFIX):
             raise ValueError
@@ -193,10 +194,10 @@ def _reasoning(item: Mapping[str, Any], where: str) -> str:
 
 
 def _content(content: object, where: str) -> str:
-    return content if isinstance(content, str) else _joined(content, _TEXT_PARTS, where)
+    return content if isinstance(content, str) else _text_of_parts(content, _TEXT_PARTS, where)
 
 
-def _joined(parts: object, kinds: Sequence[str], where: str) -> str:
+def _text_of_parts(parts: object, kinds: Sequence[str], where: str) -> str:
     """Return the joined text of several parts."""
     if not isinstance(parts, list):
         raise InvalidRequestError(f"{where} must be a string or a list of parts, got {short_repr(parts)}", where)
@@ -211,12 +212,5 @@ def _joined(parts: object, kinds: Sequence[str], where: str) -> str:
                 f"there ({', '.join(kinds)})",
                 place,
             )
-        texts.append(_string(part, "text", place))
+        texts.append(read_text(part, "text", place))
     return "".join(texts)
-
-
-def _string(item: Mapping[str, Any], name: str, where: str) -> str:
-    value = item.get(name)
-    if not isinstance(value, str):
-        raise InvalidRequestError(f"{where}.{name} must be a string, got {short_repr(value)}", f"{where}.{name}")
-    return value

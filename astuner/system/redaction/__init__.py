@@ -1,10 +1,10 @@
 """Redaction of secrets in everything that a run writes and prints."""
 
-from astuner.system.redaction.formats import holds_credential
-from astuner.system.redaction.names import is_secret_setting, is_secret_variable
+from astuner.system.redaction.formats import holds_credential, is_secret_setting, is_secret_variable
 from astuner.system.redaction.redactor import (
     REDACTED,
     Redactor,
+    StreamRedactor,
     current_redactor,
     learn_secret_settings,
     learn_secrets,
@@ -14,7 +14,6 @@ from astuner.system.redaction.redactor import (
     secret_variables,
     secrets_in,
 )
-from astuner.system.redaction.stream import StreamRedactor
 
 __all__ = [
     "REDACTED",

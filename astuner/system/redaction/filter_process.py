@@ -21,8 +21,7 @@ import sys
 import termios
 from contextlib import suppress
 
-from astuner.system.redaction.redactor import Redactor
-from astuner.system.redaction.stream import StreamRedactor
+from astuner.system.redaction.redactor import Redactor, StreamRedactor
 
 _IDLE_SECONDS = 0.02
 _PATIENCE_SECONDS = 2.0
@@ -30,8 +29,6 @@ _CHUNK = 65536
 
 
 class _Channel:
-    """One descriptor to read, and the one to write to."""
-
     def __init__(self, source: int, target: int, known: list[Redactor]) -> None:
         self.source, self._target = source, target
         self.is_open = True

@@ -12,12 +12,11 @@ import termios
 import threading
 import tty
 from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
 from typing import Any, TextIO, cast
 
 from loguru import logger
 
-import astuner
+from astuner.system.paths import python_path
 from astuner.system.redaction.redactor import learn_secrets, listening_for_secrets, redact
 
 _STANDARD = (1, 2)
@@ -98,19 +97,12 @@ def _descriptor_of(stream: TextIO) -> int | None:
 
 
 def reopened_stream(stream: TextIO, fd: int) -> TextIO:
-    """Return a new stream for a closed standard stream, redacted if the closed one was.
-
-    Args:
-        stream: the closed stream.
-        fd: its file descriptor, which is open.
-    """
+    """Return a new stream on `fd` for a closed standard stream, redacted if the closed one was."""
     opened = open(fd, "r" if fd == 0 else "w", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     return cast(TextIO, _RedactedStream(opened)) if isinstance(stream, _RedactedStream) else opened
 
 
 class _RedactedStream:
-    """A text stream that removes secrets from each written piece."""
-
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
@@ -130,8 +122,6 @@ class _RedactedStream:
 
 
 class _RedactedBuffer:
-    """A binary stream that removes secrets from each written piece."""
-
     def __init__(self, stream: Any) -> None:
         self._stream = stream
 
@@ -152,11 +142,7 @@ _filter_lock = threading.Lock()
 
 @contextlib.contextmanager
 def _filtered_descriptors() -> Iterator[Collection[int]]:
-    """Redirect the open standard descriptors through a filter process; nested blocks have no effect.
-
-    Yields:
-        The descriptors that are filtered.
-    """
+    """Redirect the open standard descriptors through a filter process; nested blocks have no effect."""
     descriptors = [descriptor for descriptor in _STANDARD if _is_open(descriptor)]
     if not descriptors or not _filter_lock.acquire(blocking=False):
         yield descriptors
@@ -184,12 +170,10 @@ def _start_filter(saved: dict[int, int], stack: contextlib.ExitStack) -> int:
         else:
             readers[descriptor], writers[descriptor] = _terminal_like(copy) if os.isatty(copy) else os.pipe()
     control_reader, control = os.pipe()
-    package = str(Path(astuner.__file__).parents[1])
-    python_path = os.pathsep.join(filter(None, (package, os.environ.get("PYTHONPATH"))))
     pairs = [f"{readers[descriptor]}:{saved[descriptor]}" for descriptor in readers]
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "astuner.system.redaction.filter_process", str(control_reader), *pairs],
-        env={**os.environ, "PYTHONPATH": python_path},
+        env={**os.environ, "PYTHONPATH": python_path()},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,

@@ -2,7 +2,7 @@
 
 A secret is
 
-- the value of an environment variable whose name indicates a secret (`DASHSCOPE_API_KEY`, `PGPASS`, see `names`), and
+- the value of an environment variable whose name indicates a secret (`DASHSCOPE_API_KEY`, `PGPASS`), and
   each part of a value that joins several with `|`, `,` or `;`;
 - the value of a configuration key or command-line option with such a name;
 - a text in the format of a secret: the key of a well-known service, credentials in a URL or a header (see
@@ -21,11 +21,10 @@ import re
 import shlex
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from urllib.parse import quote, quote_plus, urlsplit
 
-from astuner.system.redaction.formats import secret_spans
-from astuner.system.redaction.names import is_secret_setting, is_secret_variable
+from astuner.system.redaction.formats import is_secret_setting, is_secret_variable, secret_spans
 
 REDACTED = "[redacted]"
 Listener = Callable[[list[str]], None]
@@ -38,6 +37,20 @@ _SECRET_VALUE = re.compile(
 _USER_OPTIONS = ("-u", "--user", "--proxy-user")
 _HEADER_OPTIONS = ("-H", "--header", "--headers")
 _SEPARATORS = re.compile(r"[|,;\r\n]")
+_MAX_HELD = 65536
+_MAX_CONTEXT = 4096
+_MIN_PREFIX = 4
+_BEGIN_KEY = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----")
+_END_KEY = re.compile(r"-----END [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----")
+# Matches the end of a line that may be the beginning of a secret: a key in a known format, credentials in a URL, a
+# value after the name of a secret, or a key file.
+_UNFINISHED = re.compile(
+    r"(?i)(?:(?:key|token|secret|pass|passw|pwd|auth|authorization|cookie|sig|cred)[\w-]{0,24}[\"']?\s{0,3}[:=]\s{0,3}"
+    r"(?:(?:basic|bearer|token)\s+)?[\"']?[^\s\"']|(?:bearer|basic)\s+|://[^/\s]|-----BEGIN"
+    r"|\b(?:c?sk-|[prs]k_|whsec_|gsk_|xai-|r8_|tgp_v1_|fw_|pplx-|tvly-|nvapi-|hf_|api_org_|gh[oprsu]_|github_pat_"
+    r"|gl[a-z]{2,5}-|xox[a-z]-|xapp-|A[KS]IA|AIza|ya29\.|GOCSPX-|SG\.|npm_|pypi-|dckr_|do[opr]_v1_|shp[a-z]{2}_|hv[sbr]\."
+    r"|ntn_|lin_|eyJ))[^\s\"']*$"
+)
 
 
 class Redactor:
@@ -84,6 +97,7 @@ class _EnvironmentWatch:
             self._add(secrets)
 
     def redactor(self) -> Redactor:
+        """Return a redactor for the environment's secrets; use one for a batch of texts."""
         environment = dict(os.environb)
         with self._lock:
             if environment != self._environment:
@@ -99,10 +113,12 @@ class _EnvironmentWatch:
                 listener(sorted(self._secrets_seen))
 
     def stop_listening(self) -> None:
+        """Call no listener any more, in a process that was forked from the one whose listeners they are."""
         self._listeners.clear()
 
     @contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
+        """During the block, call `listener` with all known secrets, immediately and whenever there are more."""
         self.redactor()
         with self._lock:
             listener(sorted(self._secrets_seen))
@@ -117,19 +133,7 @@ class _EnvironmentWatch:
 _watch = _EnvironmentWatch()
 
 
-def stop_listening() -> None:
-    """Call no listener any more, in a process that was forked from the one whose listeners they are."""
-    _watch.stop_listening()
-
-
-def listening_for_secrets(listener: Listener) -> AbstractContextManager[None]:
-    """During the block, call `listener` with all known secrets, immediately and whenever there are more."""
-    return _watch.listening(listener)
-
-
-def current_redactor() -> Redactor:
-    """Return a redactor for the secrets of the environment; use one for a batch of texts."""
-    return _watch.redactor()
+current_redactor, listening_for_secrets, stop_listening = _watch.redactor, _watch.listening, _watch.stop_listening
 
 
 def learn_secrets(environment: Mapping[str, str]) -> None:
@@ -172,7 +176,9 @@ def redact_settings(tree: object) -> object:
 
     def clean(value: object, name: str) -> object:
         if isinstance(value, Mapping):
-            return {_text(redactor, key): clean(item, str(key)) for key, item in value.items()}
+            return {
+                redactor(key) if isinstance(key, str) else key: clean(item, str(key)) for key, item in value.items()
+            }
         if isinstance(value, list | tuple):
             words = redact_argv(value) if _is_command(value) else value
             return [clean(item, name) for item in words]
@@ -187,12 +193,7 @@ def redact_settings(tree: object) -> object:
     return clean(tree, "")
 
 
-def _text(redactor: Redactor, key: object) -> object:
-    return redactor(key) if isinstance(key, str) else key
-
-
 def _is_secret(name: str, value: object) -> bool:
-    """Return whether a setting of this (dotted) name has a secret as its value."""
     is_value = isinstance(value, str | int | float) and not isinstance(value, bool) and value != ""
     return is_value and is_secret_setting(name.rpartition(".")[2])
 
@@ -218,7 +219,6 @@ def _secret_values(value: object, name: str = "") -> Iterator[str]:
 
 
 def _command_secrets(text: str) -> list[str]:
-    """Return the secrets of a text that is a command line."""
     try:
         words = shlex.split(text)
     except ValueError:  # an open quote
@@ -294,3 +294,61 @@ def _base64_forms(data: bytes) -> Iterator[str]:
 
 
 _URL_SAFE = str.maketrans("+/", "-_")
+
+
+class StreamRedactor:
+    """Redacts a stream of text. `feed` returns complete lines. `flush` returns an unfinished line."""
+
+    def __init__(self, redactor: Callable[[], Redactor]) -> None:
+        """Create a stream; `redactor` returns the current one."""
+        self._redactor = redactor
+        self._context = ""  # the part of the unfinished line that was returned
+        self._held = ""
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether the stream holds text that it has not returned yet."""
+        return self._held != ""
+
+    def feed(self, text: str) -> str:
+        """Add text, and return the complete lines, redacted. A private key is held until it is complete."""
+        self._held += text
+        end = max(self._held.rfind("\n"), self._held.rfind("\r")) + 1
+        begin = next(reversed([*_BEGIN_KEY.finditer(self._held)]), None) if "PRIVATE KEY" in self._held else None
+        if begin is not None and len(self._held) < _MAX_HELD and not _END_KEY.search(self._held, begin.end()):
+            end = min(end, begin.start())
+        if len(self._held) - end > _MAX_HELD:
+            end = len(self._held)
+        return self._take(end)
+
+    def flush(self, *, patient: bool) -> str:
+        """Return the unfinished line, redacted. An end that may be the beginning of a secret is held back.
+
+        Args:
+            patient: Whether to hold back every possible beginning of a secret. Otherwise, only the beginning of a known
+                secret is held back.
+        """
+        if patient and _BEGIN_KEY.search(self._held):
+            return ""
+        end = len(self._held)
+        for secret in self._redactor().secrets:
+            for length in range(min(len(secret) - 1, len(self._held)), _MIN_PREFIX - 1, -1):
+                if self._held.endswith(secret[:length]):
+                    end = min(end, len(self._held) - length)
+                    break
+        if patient and (match := _UNFINISHED.search(self._held)):
+            end = min(end, match.start())
+        return self._take(end)
+
+    def finish(self) -> str:
+        """Return the remaining text, redacted."""
+        return self._take(len(self._held))
+
+    def _take(self, end: int) -> str:
+        if not end:
+            return ""
+        text, self._held = self._context + self._held[:end], self._held[end:]
+        clean = self._redactor()(text, len(self._context))
+        line = max(text.rfind("\n"), text.rfind("\r")) + 1
+        self._context = text[max(line, len(text) - _MAX_CONTEXT) :]
+        return clean

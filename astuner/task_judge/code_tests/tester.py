@@ -275,7 +275,7 @@ def collect(
 ) -> list[tuple[str, Callable[[], Any]]]:
     """Run the definitions of the tests, and return the tests by name.
 
-    The tests are each `assert` of the module, with the statements before it, the functions `test_…`, and the methods of
+    The tests are each `assert` in the module, with the statements before it, the functions `test_…`, and the methods of
     `unittest.TestCase`s; without any, `check(candidate)`, as in HumanEval.
     """
     tests: list[tuple[str, Callable[[], Any]]] = []

@@ -10,9 +10,8 @@ from pydantic import BaseModel
 from astuner.errors import ConfigError
 from astuner.helper_llm.client import LlmAnswer, NoAnswer
 from astuner.helper_llm.usage import LlmUsage
-from astuner.schema import Judgement
-from astuner.task_judge.fields import answer_text, as_text, of_task, task_value
-from astuner.task_judge.judge_base import BaseGroupJudge
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import BaseGroupJudge, answer_text, as_text, of_task, task_value
 from astuner.task_judge.llm.llm_judge import (
     LlmJudge,
     all_answers,
@@ -25,20 +24,19 @@ from astuner.task_judge.llm.rubric_judge import DEFAULT_RUBRIC, RubricJudge
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
-    from astuner.schema import WorkflowOutput, WorkflowTask
 
 _POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 
 
 class Comparison(BaseModel):
-    """The answer of the LLM: which of two answers is better; null if it cannot tell."""
+    """The LLM's answer: which of two answers is better; null if it cannot tell."""
 
     reason: str = ""
     better: Literal["first", "second", "tie"] | None
 
 
 class Ranking(BaseModel):
-    """The answer of the LLM: the numbers of the answers, the best one first."""
+    """The LLM's answer: the numbers of the ranked answers, the best one first."""
 
     reason: str = ""
     ranking: list[int]
@@ -50,6 +48,13 @@ class PairwiseJudge(LlmJudge):
     The reward is 1 if the answer is better in both orders, 0 if the reference is, and otherwise the mean of the two
     comparisons, so that a preference of the LLM for a position cancels out (Zheng et al., "Judging LLM-as-a-judge",
     arXiv:2306.05685).
+
+    Args:
+        config: the section `task_judge`.
+        rubric: what makes an answer better.
+        success_threshold: the lowest reward, from 0 to 1, of an episode that solved its task.
+        query_field, answer_field, reference_field: the fields with the question, the agent's answer and the
+            reference answer (see `RubricJudge`).
     """
 
     def __init__(
@@ -62,26 +67,12 @@ class PairwiseJudge(LlmJudge):
         answer_field: str = "final_answer",
         reference_field: str = "answer",
     ) -> None:
-        """Create the judge.
-
-        Args:
-            config: the section `task_judge`.
-            rubric: what makes an answer better.
-            success_threshold: the lowest reward, from 0 to 1, of an episode that solved its task.
-            query_field, answer_field, reference_field: the fields with the question, the agent's answer and the
-                reference answer (see `RubricJudge`).
-        """
         super().__init__(config)
         self.rubric, self.success_threshold = rubric, success_threshold
         self.query_field, self.answer_field, self.reference_field = query_field, answer_field, reference_field
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Judgement:
-        """Score one episode.
-
-        Raises:
-            JudgeError: the output has no answer, or the task no reference answer.
-            JudgeUnavailableError: the LLM cannot be asked any more.
-        """
+        """Score one episode."""
         value = task_value(workflow_task, self.reference_field, type(self).__name__)
         reference = as_text(value, self.reference_field, of_task(workflow_task))
         answer = answer_text(workflow_output, self.answer_field, type(self).__name__)
@@ -122,7 +113,7 @@ class PairwiseJudge(LlmJudge):
 
 
 class PairwiseGroupJudge(PairwiseJudge, BaseGroupJudge):
-    """Compares the answers of a group with each other, in both orders; the reward is the mean of an answer's points.
+    """Compares a group's answers with each other, in both orders; the reward is the mean of an answer's points.
 
     A group of one, as in greedy validation, is compared with the reference answer.
     """
@@ -130,12 +121,7 @@ class PairwiseGroupJudge(PairwiseJudge, BaseGroupJudge):
     async def compute_group_rewards(
         self, workflow_task: WorkflowTask, workflow_outputs: Sequence[WorkflowOutput]
     ) -> Sequence[Judgement]:
-        """Score the episodes of one task. n distinct answers need n (n - 1) questions.
-
-        Raises:
-            JudgeError: an output has no answer.
-            JudgeUnavailableError: the LLM cannot be asked any more.
-        """
+        """Score the episodes of one task. n distinct answers need n (n - 1) questions."""
         answers = [answer_text(output, self.answer_field, type(self).__name__) for output in workflow_outputs]
         distinct = list(dict.fromkeys(answers))
         question = question_of(workflow_task, self.query_field)
@@ -163,20 +149,18 @@ class GroupRankingJudge(RubricJudge, BaseGroupJudge):
 
     The LLM ranks them several times in rotated and reversed orders, and the ranks are averaged. Equal answers have the
     same reward. A group of one, as in greedy validation, is scored as by `RubricJudge`.
+
+    Args:
+        config: the section `task_judge`.
+        rubric: what makes an answer better.
+        passes: a group's number of rankings, which are averaged.
+        params: the other parameters of `RubricJudge`.
+
+    Raises:
+        ConfigError: a parameter is invalid.
     """
 
     def __init__(self, config: TaskJudgeConfig, *, rubric: str = DEFAULT_RUBRIC, passes: int = 2, **params: object):
-        """Create the judge.
-
-        Args:
-            config: the section `task_judge`.
-            rubric: what makes an answer better.
-            passes: the number of rankings of a group, which are averaged.
-            params: the other parameters of `RubricJudge`.
-
-        Raises:
-            ConfigError: a parameter is invalid.
-        """
         if passes < 1:
             raise ConfigError(f"task_judge.params.passes is {passes}; expected at least 1")
         super().__init__(config, rubric=rubric, **params)  # type: ignore[arg-type]
@@ -185,12 +169,7 @@ class GroupRankingJudge(RubricJudge, BaseGroupJudge):
     async def compute_group_rewards(
         self, workflow_task: WorkflowTask, workflow_outputs: Sequence[WorkflowOutput]
     ) -> Sequence[Judgement]:
-        """Score the episodes of one task.
-
-        Raises:
-            JudgeError: an output has no answer.
-            JudgeUnavailableError: the LLM cannot be asked any more.
-        """
+        """Score the episodes of one task."""
         answers = [answer_text(output, self.answer_field, type(self).__name__) for output in workflow_outputs]
         distinct = list(dict.fromkeys(answers))
         if len(distinct) == 1:
@@ -236,7 +215,7 @@ def order_of(count: int, number: int) -> list[int]:
 
 
 def shared(judgement: Judgement, count: int) -> list[Judgement]:
-    """Return a judgement for each of `count` episodes; its metrics, which are those of the group, are divided."""
+    """Return a judgement for each of `count` episodes, among which the group's metrics are divided."""
     metrics = {name: value / count for name, value in judgement.metrics.items()}
     return [
         Judgement(explanation=judgement.explanation, unscored_cause=judgement.unscored_cause, metrics=metrics)

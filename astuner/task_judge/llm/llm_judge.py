@@ -10,13 +10,12 @@ from pydantic import BaseModel
 
 from astuner.helper_llm.client import LlmAnswer, LlmClient, NoAnswer
 from astuner.helper_llm.usage import LlmUsage
-from astuner.schema import Judgement
+from astuner.schema import Judgement, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.llm.prompts import FencedPrompt
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
-    from astuner.schema import WorkflowTask
 
 Answer = TypeVar("Answer", bound=BaseModel)
 NO_ANSWER = "llm_no_answer"
@@ -28,20 +27,19 @@ CANNOT_TELL = "llm_cannot_tell"
 class LlmJudge(BaseJudge):
     """Base class for judges that ask the model `task_judge.alien_llm_model` at the endpoint in `task_judge.llm`.
 
-    An episode for which the model gives no usable answer is unscored.
+    An episode for which the model gives no usable answer is unscored. Scoring raises `JudgeError` if an output has no
+    answer or a task no reference that the judge needs, and `JudgeUnavailableError` if the LLM cannot be asked any more.
+
+    Args:
+        config: the section `task_judge`.
+        client: the client; None to create that of the section.
+
+    Raises:
+        ConfigError: there is no key for an endpoint.
+        ServiceError: the cache cannot be written.
     """
 
     def __init__(self, config: TaskJudgeConfig, client: LlmClient | None = None) -> None:
-        """Create the judge.
-
-        Args:
-            config: the section `task_judge`.
-            client: the client; None to create that of the section.
-
-        Raises:
-            ConfigError: there is no key for an endpoint.
-            ServiceError: the cache cannot be written.
-        """
         super().__init__(config)
         self.client = client or LlmClient(config.llm, config.alien_llm_model, config.alien_llm_response_length)
 
@@ -60,7 +58,7 @@ async def all_answers(questions: list[Awaitable[LlmAnswer[Answer]]]) -> tuple[li
     """Wait for the answers to concurrent questions, and return them with their total use.
 
     Raises:
-        NoAnswer: a question has no answer. The usage of the error is that of all questions.
+        NoAnswer: a question has no answer. The error's usage is that of all questions.
     """
     results = await asyncio.gather(*questions, return_exceptions=True)
     usage = sum((result.usage for result in results if isinstance(result, LlmAnswer | NoAnswer)), LlmUsage())
@@ -86,6 +84,6 @@ def undecided(reason: str, usage: LlmUsage) -> Judgement:
 
 
 def question_of(workflow_task: WorkflowTask, field: str) -> str:
-    """Return the question of a task: a field of the data row, or the task's own question if the row lacks it."""
+    """Return a field of the task's data row, or the task's own question if the row lacks the field."""
     value = workflow_task.task.metadata.get(field)
     return workflow_task.task.main_query if value is None else str(value)

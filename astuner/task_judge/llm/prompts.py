@@ -36,7 +36,6 @@ class FencedPrompt:
     """A prompt with judged texts.
 
     Attributes:
-        messages: the chat messages.
         boundary: the random text that separates the judged texts.
     """
 

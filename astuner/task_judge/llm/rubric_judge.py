@@ -9,14 +9,13 @@ from pydantic import BaseModel
 
 from astuner.errors import ConfigError
 from astuner.helper_llm.client import LlmClient, NoAnswer
-from astuner.schema import Judgement
-from astuner.task_judge.fields import answer_text
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
+from astuner.task_judge.judge_base import answer_text
 from astuner.task_judge.llm.llm_judge import LlmJudge, question_of, undecided, unscored
 from astuner.task_judge.llm.prompts import FencedPrompt, Language, fenced_prompt
 
 if TYPE_CHECKING:
     from astuner.config.data import TaskJudgeConfig
-    from astuner.schema import WorkflowOutput, WorkflowTask
 
 DEFAULT_RUBRIC = "The answer is correct, complete, relevant to the question, and clearly written."
 _SCORE = "score"
@@ -37,7 +36,7 @@ _FORMS = {
 
 
 class RubricScores(BaseModel):
-    """The answer of the LLM: its reasons, and a score for each criterion; null if it cannot tell."""
+    """The LLM's answer: its reasons, and a score for each criterion; null if it cannot tell."""
 
     reason: str = ""
     scores: dict[str, float | None]
@@ -47,6 +46,22 @@ class RubricJudge(LlmJudge):
     """Scores an answer with an LLM by one or several criteria.
 
     The reward is the mean of the criteria's scores, scaled to the range from 0 to 1.
+
+    Args:
+        config: the section `task_judge`.
+        rubric: the criterion, or several by name; the reward then has a component for each.
+        min_score, max_score: the range of the scores that the LLM gives.
+        success_threshold: the lowest reward, from 0 to 1, of an episode that solved its task.
+        query_field: the field of the data row with the question.
+        answer_field: the field of the workflow's output metadata with the agent's answer.
+        reference_field: the field of the data row with a reference answer, which the LLM sees if there is one; None
+            to show none.
+        evaluation_prompt: the instructions to the LLM, in which `{rubrics}`, `{min_score}` and `{max_score}` are
+            replaced; None for those of this judge.
+        client: the client of the LLM; None to create it.
+
+    Raises:
+        ConfigError: the range is empty, or there is no criterion or no key.
     """
 
     def __init__(
@@ -64,25 +79,6 @@ class RubricJudge(LlmJudge):
         evaluation_prompt: str | None = None,
         client: LlmClient | None = None,
     ) -> None:
-        """Create the judge.
-
-        Args:
-            config: the section `task_judge`.
-            rubric: the criterion, or several by name; the reward then has a component for each.
-            min_score, max_score: the range of the scores that the LLM gives.
-            success_threshold: the lowest reward, from 0 to 1, of an episode that solved its task.
-            query_field: the field of the data row with the question.
-            answer_field: the field of the workflow's output metadata with the agent's answer.
-            reference_field: the field of the data row with a reference answer, which the LLM sees if there is one; None
-                to show none.
-            language: the language of the prompt.
-            evaluation_prompt: the instructions to the LLM, in which `{rubrics}`, `{min_score}` and `{max_score}` are
-                replaced; None for those of this judge.
-            client: the client of the LLM; None to create it.
-
-        Raises:
-            ConfigError: the range is empty, or there is no criterion or no key.
-        """
         self.criteria = {_SCORE: rubric} if isinstance(rubric, str) else {str(k): str(v) for k, v in rubric.items()}
         if not self.criteria or not all(text.strip() for text in self.criteria.values()):
             raise ConfigError("task_judge.params.rubric is empty; expected a criterion, or several by name")
@@ -95,12 +91,7 @@ class RubricJudge(LlmJudge):
         self.query_field, self.answer_field, self.reference_field = query_field, answer_field, reference_field
 
     async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Judgement:
-        """Score one episode.
-
-        Raises:
-            JudgeError: the output has no answer.
-            JudgeUnavailableError: the LLM cannot be asked any more.
-        """
+        """Score one episode."""
         metadata = workflow_task.task.metadata
         reference = metadata.get(self.reference_field) if self.reference_field else None
         answer = answer_text(workflow_output, self.answer_field, type(self).__name__)

@@ -1,21 +1,85 @@
-"""Judges that grade with learned rubrics."""
+"""Learned rubrics, the YAML file that they are stored in, and the judges that grade with them."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from astuner.errors import ConfigError
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from astuner.errors import ConfigError, ServiceError, TaskDataError, field_problems, first_line
 from astuner.helper_llm.client import LlmClient
-from astuner.schema import Judgement
+from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.llm.comparisons import GroupRankingJudge
 from astuner.task_judge.llm.rubric_judge import RubricJudge
-from astuner.task_judge.rubrics_auto_grader.rubrics import Rubrics
 
 if TYPE_CHECKING:
     from astuner.config.data import RubricsConfig, TaskJudgeConfig
-    from astuner.schema import WorkflowOutput, WorkflowTask
+
+
+class Rubrics(BaseModel):
+    """The rubrics of a grader.
+
+    Attributes:
+        grader_mode: `pointwise` or `listwise`.
+        agreement: the share of held-out samples on which the grader agrees with the references, from 0 to 1; None if it
+            was not measured.
+        held_out: the number of comparisons behind it.
+        samples: the number of samples that the rubrics were learned from.
+        epochs: the number of rounds in which they were tested.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    grader_mode: Literal["pointwise", "listwise"]
+    rubrics: tuple[str, ...] = Field(min_length=1)
+    agreement: float | None = None
+    held_out: int = 0
+    samples: int = 0
+    epochs: int = 0
+
+    def text(self) -> str:
+        """Return the rubrics as a numbered list."""
+        return "\n".join(f"{number}. {rubric}" for number, rubric in enumerate(self.rubrics, 1))
+
+    def save(self, path: Path) -> None:
+        """Write the rubrics as YAML; a reader sees the whole file or none.
+
+        Raises:
+            ServiceError: the file cannot be written.
+        """
+        text = yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+        part = path.with_name(f"{path.name}.{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+        except OSError as error:
+            raise ServiceError(
+                f"the learned rubrics cannot be written to {path} ({error.strerror}); set "
+                "task_judge.rubrics_auto_grader.rubrics_path to a file that can be written"
+            ) from error
+
+    @staticmethod
+    def load(path: Path) -> Rubrics:
+        """Read rubrics; only `name`, `grader_mode` and `rubrics` are required.
+
+        Raises:
+            TaskDataError: the file contains no rubrics.
+        """
+        try:
+            return Rubrics.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            reason = field_problems(error, "the file")[0] if isinstance(error, ValidationError) else first_line(error)
+            raise TaskDataError(
+                f"{path} contains no rubrics ({reason}); expected a YAML file with name, grader_mode and a list "
+                "`rubrics`, or remove the file to learn the rubrics again"
+            ) from error
 
 
 class PointwiseRubricsGrader(RubricJudge):
@@ -46,7 +110,6 @@ def make_grader(config: TaskJudgeConfig, rubrics: Rubrics, client: LlmClient | N
 
     Args:
         config: the section `task_judge`.
-        rubrics: the rubrics.
         client: the client of the LLM; None to create it.
 
     Raises:

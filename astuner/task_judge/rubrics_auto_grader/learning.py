@@ -9,26 +9,29 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock
 from loguru import logger
 from pydantic import BaseModel, Field
 
-from astuner.errors import JudgeError
+from astuner.errors import JudgeError, TaskDataError, shorten
 from astuner.helper_llm.cache import default_cache_folder
 from astuner.helper_llm.client import LlmClient, NoAnswer
 from astuner.schema import Task, TaskSet, WorkflowOutput, WorkflowTask
 from astuner.task_judge.llm.prompts import fenced_prompt
 from astuner.task_judge.llm.rubric_judge import RubricJudge
-from astuner.task_judge.rubrics_auto_grader.grader import ListwiseRubricsGrader, grading_client, make_grader
-from astuner.task_judge.rubrics_auto_grader.rubrics import Rubrics
-from astuner.task_judge.rubrics_auto_grader.samples import ReferenceSample, reference_samples
+from astuner.task_judge.rubrics_auto_grader.grader import (
+    ListwiseRubricsGrader,
+    Rubrics,
+    grading_client,
+    make_grader,
+)
 
 if TYPE_CHECKING:
     from astuner.config.data import RubricsConfig, TaskJudgeConfig
@@ -36,6 +39,9 @@ if TYPE_CHECKING:
 _SMART_BATCH = 4
 _MAX_MISTAKES = 6
 """The number of wrongly graded answers that a revision is shown."""
+_MIN_SAMPLES = 2
+_HELD_OUT = 4
+"""One sample in this many is held out."""
 
 _PROMPTS = {
     "en": {
@@ -61,8 +67,25 @@ _PROMPTS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class ReferenceSample:
+    """A question with answers of known scores.
+
+    Attributes:
+        answers: the answers and their scores, the best one first.
+    """
+
+    question: str
+    answers: tuple[tuple[str, float], ...]
+
+    @property
+    def best(self) -> str:
+        """The answer with the highest score."""
+        return self.answers[0][0]
+
+
 class ProposedRubrics(BaseModel):
-    """The answer of the LLM: criteria."""
+    """The LLM's answer: criteria."""
 
     rubrics: list[str] = Field(min_length=1)
 
@@ -75,7 +98,7 @@ class RubricsCategory(BaseModel):
 
 
 class RubricsCategories(BaseModel):
-    """The answer of the LLM: groups of criteria."""
+    """The LLM's answer: groups of criteria."""
 
     categories: list[RubricsCategory] = Field(min_length=1)
 
@@ -117,7 +140,9 @@ def load_or_learn_rubrics(config: TaskJudgeConfig, tasks: TaskSet) -> Rubrics:
         client = grading_client(config)
         try:
             learner, samples = RubricsLearner(config, client), reference_samples(tasks, settings)
-            rubrics = _run(learner.learn(*samples))
+            # In a thread, because the caller may be called from an event loop, as in a notebook.
+            with ThreadPoolExecutor(1) as thread:
+                rubrics = thread.submit(asyncio.run, learner.learn(*samples)).result()
         except NoAnswer as error:
             raise JudgeError(f"no rubrics could be learned: {error}") from None
         finally:
@@ -133,12 +158,6 @@ def load_or_learn_rubrics(config: TaskJudgeConfig, tasks: TaskSet) -> Rubrics:
         path,
     )
     return rubrics
-
-
-def _run(learning: Coroutine[object, object, Rubrics]) -> Rubrics:
-    """Run a coroutine in a thread: the caller may be called from an event loop, as in a notebook."""
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, learning).result()
 
 
 def _cached_path(config: TaskJudgeConfig, tasks: TaskSet) -> Path:
@@ -186,7 +205,9 @@ class RubricsLearner:
             mistakes = () if epochs == self._settings.max_epochs else (await self.agreement(rubrics, training)).mistakes
             if not mistakes:
                 break
-            rubrics = await self._refined(rubrics, mistakes[:_MAX_MISTAKES])
+            criteria = "\n".join(f"- {rubric}" for rubric in rubrics)
+            texts = {f"mistake {number}": text for number, text in enumerate(mistakes[:_MAX_MISTAKES], 1)}
+            rubrics = await self._rubrics(self._prompts["refine"].replace("{rubrics}", criteria), texts)
         return Rubrics(
             name=self._settings.grader_name,
             grader_mode=self._settings.grader_mode,
@@ -220,7 +241,11 @@ class RubricsLearner:
 
     async def _rubrics(self, task: str, texts: dict[str, str]) -> list[str]:
         prompt = fenced_prompt(task, texts, self._prompts["list"], self._settings.language)
-        answer = await self._client.ask(prompt.messages, ProposedRubrics, _no_empty_text, prompt.boundary)
+
+        def fault(answer: ProposedRubrics) -> str | None:
+            return None if all(rubric.strip() for rubric in answer.rubrics) else "a criterion is empty"
+
+        answer = await self._client.ask(prompt.messages, ProposedRubrics, fault, prompt.boundary)
         return answer.value.rubrics
 
     async def _combined(self, rubrics: list[str]) -> list[str]:
@@ -235,10 +260,6 @@ class RubricsLearner:
         prompt = fenced_prompt(task, texts, form, self._settings.language)
         answer = await self._client.ask(prompt.messages, RubricsCategories, boundary=prompt.boundary)
         return [f"{group.name}: {' '.join(group.rubrics)}" for group in answer.value.categories]
-
-    async def _refined(self, rubrics: Sequence[str], mistakes: Sequence[str]) -> list[str]:
-        task = self._prompts["refine"].replace("{rubrics}", "\n".join(f"- {rubric}" for rubric in rubrics))
-        return await self._rubrics(task, {f"mistake {number}": text for number, text in enumerate(mistakes, 1)})
 
     async def agreement(self, rubrics: Sequence[str], samples: Sequence[ReferenceSample]) -> Agreement:
         """Grade the answers of samples, and compare the results with the references.
@@ -259,7 +280,6 @@ class RubricsLearner:
         return Agreement(sum(r.agreed for r in results), sum(r.total for r in results), mistakes)
 
     async def _grade(self, grader: RubricJudge, question: str, answer: str, score: float) -> Agreement:
-        """Score an answer."""
         judgement = await grader.judged(question, answer)
         if judgement.is_success == (score >= self._settings.success_threshold):
             return Agreement(1, 1, ())
@@ -268,7 +288,6 @@ class RubricsLearner:
         return Agreement(0, 1, (text,))
 
     async def _compare(self, grader: ListwiseRubricsGrader, sample: ReferenceSample) -> Agreement:
-        """Rank the answers of a sample."""
         task = WorkflowTask(Task("sample", sample.question), episode_id="sample")
         field = self._settings.answer_field
         outputs = [WorkflowOutput(metadata={field: text}) for text, _ in sample.answers]
@@ -282,5 +301,69 @@ class RubricsLearner:
         return Agreement(len(pairs) - len(wrong), len(pairs), mistakes)
 
 
-def _no_empty_text(answer: ProposedRubrics) -> str | None:
-    return None if all(rubric.strip() for rubric in answer.rubrics) else "a criterion is empty"
+def reference_samples(tasks: TaskSet, config: RubricsConfig) -> tuple[list[ReferenceSample], list[ReferenceSample]]:
+    """Return the samples to learn from, and those that are held out.
+
+    A sample has its own answer with a score (`answer_field`, `score_field`), the reference answer, whose score is
+    `max_score`, or both. A sample that has no wrong answer also has the next different reference among the other
+    samples, whose score is `min_score`.
+
+    Raises:
+        TaskDataError: there are too few samples, or one has no answer.
+    """
+    training = list(tasks.training[: config.num_reference_samples])
+    validation = list(tasks.validation[: config.num_reference_samples])
+    if not validation:
+        # Spread over the file, which may be sorted.
+        validation = training[_HELD_OUT - 1 :: _HELD_OUT] or training[-1:]
+        training = [task for task in training if task not in validation]
+    if not training or len(training) + len(validation) < _MIN_SAMPLES:
+        raise TaskDataError(
+            f"rubrics_auto_grader needs at least {_MIN_SAMPLES} reference samples, and there are "
+            f"{len(training) + len(validation)} (num_reference_samples is {config.num_reference_samples})"
+        )
+    everything = [*training, *validation]
+    return ([_sample(t, everything, config) for t in training], [_sample(t, everything, config) for t in validation])
+
+
+def _sample(task: Task, tasks: Sequence[Task], config: RubricsConfig) -> ReferenceSample:
+    row = task.metadata
+    answers: dict[str, float] = {}
+    reference = _text(row, config.reference_field)
+    if reference:
+        answers[reference] = config.max_score
+    candidate = _text(row, config.answer_field)
+    if candidate and config.score_field in row:
+        answers.setdefault(candidate, _score(row, task, config))
+    if not answers:
+        keys = ", ".join(sorted(map(str, row))) or "none"
+        raise TaskDataError(
+            f"reference sample {shorten(task.task_id)} has neither {config.reference_field!r} (a reference answer) nor "
+            f"{config.answer_field!r} with {config.score_field!r} (an answer with its score). Its fields: {keys}. Set "
+            "task_judge.rubrics_auto_grader.reference_field, answer_field or score_field"
+        )
+    if min(answers.values()) >= config.success_threshold:
+        start = tasks.index(task)
+        others = (_text(other.metadata, config.reference_field) for other in (*tasks[start + 1 :], *tasks[:start]))
+        wrong = next((other for other in others if other and other not in answers), None)
+        if wrong is not None:
+            answers[wrong] = config.min_score
+    question = _text(row, config.query_field) or task.main_query
+    return ReferenceSample(question, tuple(sorted(answers.items(), key=lambda answer: -answer[1])))
+
+
+def _score(row: Mapping[str, Any], task: Task, config: RubricsConfig) -> float:
+    value = row[config.score_field]
+    value = value.item() if hasattr(value, "item") else value
+    in_range = isinstance(value, int | float) and config.min_score <= value <= config.max_score
+    if isinstance(value, bool) or not in_range:
+        raise TaskDataError(
+            f"reference sample {shorten(task.task_id)} has {config.score_field} {value!r}; expected a number from "
+            f"min_score {config.min_score:g} to max_score {config.max_score:g}"
+        )
+    return float(value)
+
+
+def _text(row: Mapping[str, Any], field: str) -> str:
+    value = row.get(field)
+    return "" if value is None else str(value)

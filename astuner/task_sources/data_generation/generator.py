@@ -3,38 +3,130 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import json
+import math
 import random
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 from loguru import logger
 
 from astuner.config.data import DatasetFileConfig, DatasetFileSplit
-from astuner.config.task_sources import DataGenerationConfig
-from astuner.errors import ConfigError, TaskDataError
+from astuner.config.services import JudgeLlmConfig
+from astuner.config.task_selection import DuplicateFilter
+from astuner.config.task_sources import DataGenerationConfig, DeduplicationConfig
+from astuner.errors import ConfigError, ServiceError, TaskDataError, first_line
+from astuner.helper_llm.cache import AnswerCache, default_cache_folder, question_hash
 from astuner.helper_llm.client import LlmClient, NoAnswer
+from astuner.helper_llm.keys import ApiKeys
 from astuner.helper_llm.usage import LlmUsage
+from astuner.run_record.files import dump_json, write_atomically
+from astuner.schema import Task
+from astuner.system.redaction import redact
 from astuner.task_reader.dataset_file import file_splits
+from astuner.task_reader.filters import find_duplicates
 from astuner.task_reader.reader import describe_left_out
-from astuner.task_sources.data_generation.documents import Chunk, read_chunks
-from astuner.task_sources.data_generation.evaluation import Row, evaluate_rows
-from astuner.task_sources.data_generation.output import GenerationFiles
 from astuner.task_sources.data_generation.questions import (
+    Chunk,
     ComparedAnswers,
     GeneratedTasks,
+    Row,
     SolvedTask,
     comparison_request,
+    evaluate_rows,
     generation_request,
+    read_chunks,
     solution_request,
     tasks_fault,
 )
-from astuner.task_sources.data_generation.similarity import similar_to_earlier
 
+_STATE_SUFFIX = ".state.json"
+# Keys that do not change which tasks are generated.
+_IRRELEVANT = {"llm", "train_output_path", "validation_output_path", "document_reader", "example_path"}
 _WORDS = re.compile(r"\w+")
+_EMBEDDINGS_PER_REQUEST = 64
+
+
+class GenerationFiles:
+    """The files of one generation: the tasks, and a state that contains their completeness and cost.
+
+    Attributes:
+        usage: the use of the helper model so far.
+    """
+
+    def __init__(
+        self, config: DataGenerationConfig, chunks: Sequence[Chunk], examples: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._config = config
+        self._training = Path(config.train_output_path).expanduser()
+        self._validation = Path(config.validation_output_path).expanduser()
+        self._state = self._training.with_name(self._training.name + _STATE_SUFFIX)
+        content = {
+            "config": config.model_dump(mode="json", exclude=_IRRELEVANT),
+            "temperature": config.llm.temperature,
+            "chunks": [asdict(chunk) for chunk in chunks],
+            "examples": list(examples),
+        }
+        self._fingerprint = sha256(json.dumps(content, sort_keys=True).encode("utf-8", "surrogatepass")).hexdigest()
+        # The state of an earlier process with the same configuration and documents.
+        state: dict[str, Any] = {}
+        with contextlib.suppress(OSError, ValueError):
+            earlier = json.loads(self._state.read_bytes())
+            if isinstance(earlier, dict) and earlier.get("fingerprint") == self._fingerprint:
+                state = earlier
+        has_files = self._training.is_file() and (self._validation.is_file() or not config.validation_share)
+        self._result = state.get("result") if has_files else None
+        known = {field.name for field in fields(LlmUsage)}
+        self.usage = LlmUsage(**{name: value for name, value in state.get("usage", {}).items() if name in known})
+
+    def finished(self) -> tuple[int, int, dict[str, int]] | None:
+        """Return the numbers of tasks and the causes, if the files are complete and up to date; else None."""
+        if self._result is None:
+            return None
+        return self._result["training"], self._result["validation"], self._result["left_out"]
+
+    def save_usage(self, usage: LlmUsage) -> None:
+        """Save the use of the helper model so far."""
+        self.usage = usage
+        state = {"fingerprint": self._fingerprint, "usage": asdict(usage), "result": self._result}
+        write_atomically(self._state, dump_json(state))
+
+    def write(self, rows: Sequence[Row], left_out: Mapping[str, int]) -> tuple[int, int]:
+        """Write the tasks, and return the numbers of training and validation tasks."""
+        training, validation = _split(rows, self._config.validation_share, self._config.seed)
+        parts = [(self._training, training)]
+        parts += [(self._validation, validation)] if self._config.validation_share else []
+        for path, part in parts:
+            lines = (dump_json({name: redact(str(value)) for name, value in row.items()}) + b"\n" for row in part)
+            write_atomically(path, b"".join(lines))
+        self._result = {"training": len(training), "validation": len(validation), "left_out": dict(left_out)}
+        return len(training), len(validation)
+
+
+def _split(rows: Sequence[Row], share: float, seed: int) -> tuple[list[Row], list[Row]]:
+    """Split rows so that no chunk has tasks in both parts, if there are several chunks."""
+    wanted = min(round(len(rows) * share), len(rows) - 1)
+    sources = list(dict.fromkeys(str(row["source"]) for row in rows))
+    rng = random.Random(seed)
+    rng.shuffle(sources)
+    chosen: set[str] = set()
+    for source in sources[:-1]:
+        members = sum(row["source"] in {*chosen, source} for row in rows)
+        if members <= wanted:
+            chosen.add(source)
+    if chosen or not wanted:
+        is_validation = [row["source"] in chosen for row in rows]
+    else:
+        numbers = set(rng.sample(range(len(rows)), wanted))
+        is_validation = [number in numbers for number in range(len(rows))]
+    pairs = list(zip(rows, is_validation, strict=True))
+    return [row for row, is_val in pairs if not is_val], [row for row, is_val in pairs if is_val]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +135,8 @@ class GenerationReport:
 
     Attributes:
         training, validation: the numbers of tasks.
-        left_out: the number of generated tasks that were left out, by cause.
-        usage: the use of the helper model in all processes that worked on the tasks.
+        left_out: the numbers of generated tasks that were left out, by cause.
+        usage: the helper model's use in all processes that worked on the tasks.
         reused: whether the files were already there, so that nothing was generated.
     """
 
@@ -61,10 +153,8 @@ def generate_tasks(config: DataGenerationConfig, *, base_dir: Path, search: Sequ
     If a process is killed, the next one continues with the cached answers. If the files are complete
     and belong to this configuration and these documents, nothing is done.
 
-    Args:
-        config: section `task_reader.data_generation`.
-        base_dir: the folder of the YAML file, for relative paths that do not exist in the working directory.
-        search: the folders in which to search for `package.module->function`.
+    Relative paths that do not exist in the working directory start from `base_dir`, the YAML file's folder, and
+    `package.module->function` is searched for in `search`.
 
     Raises:
         ConfigError: there are neither documents nor examples, or there is no key for the endpoint.
@@ -176,7 +266,13 @@ class _Generation:
     async def _add(self, chunks: Sequence[Chunk], number: int) -> None:
         """Generate tasks from each of these chunks, and keep those that pass all checks."""
         lists = await asyncio.gather(*(self._generated(chunk, number) for chunk in chunks))
-        rows = await self._without_duplicates([row for rows in lists for row in rows])
+        rows = [row for rows in lists for row in rows]
+        known = [str(row["question"]) for row in (*self._examples, *self.kept)]
+        questions = [*known, *(str(row["question"]) for row in rows)]
+        similar = await asyncio.to_thread(similar_to_earlier, questions, self._config.deduplication, self._config.llm)
+        if repeated := sum(similar[len(known) :]):
+            self.left_out["similar to an earlier task or an example"] += repeated
+            rows = [row for row, is_similar in zip(rows, similar[len(known) :], strict=True) if not is_similar]
         if self._config.verify:
             verdicts = await asyncio.gather(*(self._fault(row) for row in rows))
             self.left_out.update(fault for fault in verdicts if fault)
@@ -199,15 +295,6 @@ class _Generation:
             {"question": task.question.strip(), "answer": task.answer.strip(), "source": chunk.source}
             for task in answer.tasks
         ]
-
-    async def _without_duplicates(self, rows: Sequence[Row]) -> list[Row]:
-        known = [str(row["question"]) for row in (*self._examples, *self.kept)]
-        questions = [*known, *(str(row["question"]) for row in rows)]
-        similar = await asyncio.to_thread(similar_to_earlier, questions, self._config.deduplication, self._config.llm)
-        fresh = [row for row, is_similar in zip(rows, similar[len(known) :], strict=True) if not is_similar]
-        if len(fresh) < len(rows):
-            self.left_out["similar to an earlier task or an example"] += len(rows) - len(fresh)
-        return fresh
 
     async def _fault(self, row: Row) -> str | None:
         """Return the reason that a task is not verified; None if the helper model gives the same answer."""
@@ -232,3 +319,63 @@ class _Generation:
 
 def _words(text: str) -> list[str]:
     return _WORDS.findall(text.lower())
+
+
+def similar_to_earlier(questions: Sequence[str], config: DeduplicationConfig, llm: JudgeLlmConfig) -> list[bool]:
+    """Return for each question whether it is similar to an earlier one that is not itself a duplicate.
+
+    Raises:
+        PluginError: datasketch is not installed.
+        ServiceError: the endpoint returns no embeddings.
+    """
+    if config.method == "none":
+        return [False] * len(questions)
+    if config.method == "ngrams":
+        tasks = [Task(str(number), question) for number, question in enumerate(questions)]
+        entry = DuplicateFilter(type="deduplicate", threshold=config.threshold, ngram=config.ngram)
+        return [cause is not None for cause in find_duplicates(tasks, entry)]
+    kept: list[list[float]] = []
+    duplicates = []
+    for vector in _embeddings(questions, config.embedding_model, llm):
+        is_duplicate = any(sum(map(float.__mul__, vector, other)) >= config.threshold for other in kept)
+        duplicates.append(is_duplicate)
+        kept += [] if is_duplicate else [vector]
+    return duplicates
+
+
+def _embeddings(texts: Sequence[str], model: str, llm: JudgeLlmConfig) -> list[list[float]]:
+    """Return the normalised embeddings of texts; earlier requests are in the cache."""
+    keys = ApiKeys.from_environment(llm)
+    cache = AnswerCache(Path(llm.cache_dir) if llm.cache_dir else default_cache_folder())
+    try:
+        hashes = {text: question_hash({"url": keys.base_url, "embedding": model, "text": text}) for text in texts}
+        missing = [text for text, key in hashes.items() if cache.get(key) is None]
+        for start in range(0, len(missing), _EMBEDDINGS_PER_REQUEST):
+            batch = missing[start : start + _EMBEDDINGS_PER_REQUEST]
+            for text, vector in zip(batch, _requested(batch, model, llm, keys), strict=True):
+                cache.put(hashes[text], json.dumps(vector))
+        vectors: list[list[float]] = [json.loads(cache.get(hashes[text]) or "[]") for text in texts]
+    finally:
+        cache.close()
+    lengths = [math.sqrt(sum(value * value for value in vector)) or 1.0 for vector in vectors]
+    return [[value / length for value in vector] for vector, length in zip(vectors, lengths, strict=True)]
+
+
+def _requested(texts: Sequence[str], model: str, llm: JudgeLlmConfig, keys: ApiKeys) -> list[list[float]]:
+    from openai import OpenAI, OpenAIError
+
+    try:
+        with OpenAI(
+            base_url=keys.base_url, api_key=keys.choose(), max_retries=llm.max_retries, timeout=llm.request_timeout
+        ) as client:
+            answer = client.embeddings.create(model=model, input=list(texts), encoding_format="float")
+        vectors = [[float(value) for value in item.embedding] for item in sorted(answer.data, key=lambda i: i.index)]
+        if len(vectors) != len(texts):
+            raise ValueError(f"{len(vectors)} embeddings for {len(texts)} texts")
+    # A server of another kind can answer anything, which the client cannot parse.
+    except (OpenAIError, ValueError, TypeError, AttributeError) as error:
+        raise ServiceError(
+            redact(f"{model} at {keys.base_url} returns no embeddings: {first_line(error)}; ")
+            + "set deduplication.embedding_model, or deduplication.method to ngrams"
+        ) from error
+    return vectors

@@ -1,17 +1,30 @@
-"""Converts traces to tasks, transcripts for supervised training, or preference pairs."""
+"""Converts traces to tasks, transcripts for supervised training or preference pairs, and writes them to files."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
+from loguru import logger
+
+from astuner.config.data import DatasetFileConfig, DatasetFileSplit
+from astuner.config.task_sources import FeedbackTracingConfig
 from astuner.errors import AstunerError, TaskDataError, short_repr
-from astuner.plugin import raised_at
+from astuner.helper_llm.client import LlmClient
+from astuner.plugin import load_function, raised_at
+from astuner.run_record.files import dump_json, write_atomically
 from astuner.schema import Message
 from astuner.system.redaction import redact as remove_secrets
+from astuner.task_reader.dataset_file import find_path, path_from_function
+from astuner.task_reader.reader import describe_left_out
+from astuner.task_sources.data_generation import evaluate_rows
+from astuner.task_sources.tracing.reader import read_traces
 from astuner.task_sources.tracing.trace import Feedback, Trace, TracedConversation, message_keys
 
 Target = Literal["tasks", "sft", "preferences"]
@@ -37,7 +50,7 @@ def convert(traces: Sequence[Trace], target: Target, *, min_rating: float | None
     An answer that the user has edited is replaced by the edit.
 
     Args:
-        traces: the traces.
+        traces: what to convert.
         target: `tasks`: rows with `task_id`, `main_query`, `init_messages` (the earlier turns, without system
             messages), `answer`, `rating` and the metadata of the trace. `sft`: rows with `task_id`, `messages` and
             `tools`. `preferences`: rows with `prompt`, `chosen` and `rejected`, each a list of messages (the
@@ -49,7 +62,13 @@ def convert(traces: Sequence[Trace], target: Target, *, min_rating: float | None
     if target == "preferences":
         rows = _preferences(traces, left_out)
     else:
-        kept = [trace for trace in traces if _is_accepted(trace, min_rating, left_out)]
+        kept = []
+        for trace in traces:
+            rating = trace.feedback.rating
+            if min_rating is None or trace.feedback.edit or (rating is not None and rating >= min_rating):
+                kept.append(trace)
+            else:
+                left_out["without a rating" if rating is None else f"rated below {min_rating:g}"] += 1
         rows = _tasks(kept, left_out) if target == "tasks" else _transcripts(traces, kept, left_out)
     return Conversion(tuple(rows), dict(left_out))
 
@@ -57,10 +76,7 @@ def convert(traces: Sequence[Trace], target: Target, *, min_rating: float | None
 def redacted(trace: Trace, function: Callable[[str], str] | None, name: str) -> Trace:
     """Return the trace with `function` applied to every text, and without secrets of a known format.
 
-    Args:
-        trace: the trace.
-        function: takes a text and returns it without personal data; None for no such function.
-        name: the function's path, for messages.
+    The function removes personal data from a text; messages contain its path, `name`.
 
     Raises:
         TaskDataError: the function raised an error, or did not return a text.
@@ -93,14 +109,6 @@ def redacted(trace: Trace, function: Callable[[str], str] | None, name: str) -> 
     )
     feedback = Feedback(trace.feedback.rating, clean(trace.feedback.edit), clean(trace.feedback.comment))
     return replace(trace, conversations=conversations, feedback=feedback, metadata=clean_value(trace.metadata))
-
-
-def _is_accepted(trace: Trace, min_rating: float | None, left_out: Counter[str]) -> bool:
-    rating = trace.feedback.rating
-    if min_rating is None or trace.feedback.edit or (rating is not None and rating >= min_rating):
-        return True
-    left_out["without a rating" if rating is None else f"rated below {min_rating:g}"] += 1
-    return False
 
 
 def _tasks(traces: Sequence[Trace], left_out: Counter[str]) -> list[dict[str, Any]]:
@@ -196,3 +204,73 @@ def _preferences(traces: Sequence[Trace], left_out: Counter[str]) -> list[dict[s
 def _pair(conversation: TracedConversation, chosen: Message, rejected: Message) -> dict[str, Any]:
     row: dict[str, Any] = {"prompt": list(conversation.prompt), "chosen": [chosen], "rejected": [rejected]}
     return row | ({"tools": list(conversation.tools)} if conversation.tools else {})
+
+
+@dataclass(frozen=True, slots=True)
+class ImportedTraces:
+    """An import's result, and the number of rows in each file."""
+
+    conversion: Conversion
+    training: int
+    validation: int
+
+
+def import_traces(
+    config: FeedbackTracingConfig, target: Target, *, base_dir: Path, search: Sequence[Path]
+) -> ImportedTraces:
+    """Read the traces of a source and write their training data as JSON Lines.
+
+    The split is random and depends on the number of rows only.
+
+    Relative paths that do not exist in the working directory start from `base_dir`, the YAML file's folder, and
+    `package.module->function` is searched for in `search`.
+
+    Raises:
+        PluginError: the function `redact` cannot be loaded.
+        TaskDataError: the source cannot be read, or no trace is left.
+        RecordError: a file cannot be written.
+    """
+    clean = load_function(config.redact, search=search) if config.redact else None
+    feedback = find_path(config.feedback_path, base_dir) if config.feedback_path else None
+    source_path = path_from_function(config.base_url, search) if "->" in config.base_url else config.base_url
+    source = find_path(source_path, base_dir)
+    read = read_traces(source, feedback, skip_bad_rows=config.skip_bad_rows)
+    traces = [redacted(trace, clean, config.redact or "") for trace in read.traces]
+    conversion = convert(traces, target, min_rating=config.min_rating)
+    if config.filters:
+        left_out = Counter(conversion.left_out)
+        with contextlib.closing(LlmClient(config.llm, config.alien_llm_model, config.alien_llm_response_length)) as llm:
+            rows = llm.run(evaluate_rows(llm, conversion.rows, config.filters, left_out))
+        conversion = Conversion(tuple(rows), dict(left_out))
+    if not conversion.rows:
+        raise TaskDataError(
+            f"{source}: none of its {len(traces)} traces can be used"
+            + (f": left out {describe_left_out(conversion.left_out)}." if conversion.left_out else ".")
+        )
+    if conversion.left_out:
+        logger.info("{}: left out {}", source, describe_left_out(conversion.left_out))
+    count = min(round(len(conversion.rows) * config.validation_share), len(conversion.rows) - 1)
+    chosen = set(random.Random(0).sample(range(len(conversion.rows)), count))
+    training = [row for index, row in enumerate(conversion.rows) if index not in chosen]
+    validation = [row for index, row in enumerate(conversion.rows) if index in chosen]
+    paths = [(config.train_output_path, training)]
+    # An empty file takes the place of an earlier import's.
+    paths += [(config.validation_output_path, validation)] if config.validation_share else []
+    for path, part in paths:
+        write_atomically(Path(path).expanduser(), b"".join(dump_json(row) + b"\n" for row in part))
+    return ImportedTraces(conversion, len(training), len(validation))
+
+
+def tracing_files(
+    config: FeedbackTracingConfig, *, transcripts: bool, base_dir: Path, search: Sequence[Path]
+) -> DatasetFileConfig:
+    """Import traces for a run, and return the section that reads the files; see `import_traces`.
+
+    With `transcripts`, these are transcripts for supervised training instead of tasks.
+    """
+    imported = import_traces(config, "sft" if transcripts else "tasks", base_dir=base_dir, search=search)
+    validation = str(Path(config.validation_output_path).expanduser().absolute()) if imported.validation else ""
+    return DatasetFileConfig(
+        training=DatasetFileSplit(file_path=str(Path(config.train_output_path).expanduser().absolute())),
+        validation=DatasetFileSplit(file_path=validation),
+    )

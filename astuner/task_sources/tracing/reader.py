@@ -40,8 +40,7 @@ class TraceFile:
     """The traces of a source.
 
     Attributes:
-        kind: its kind.
-        traces: its traces; those of spans and of a run record are ordered by time, the others as in the file.
+        traces: from spans and run records they are ordered by time, otherwise as in the file.
         skipped: the number of rows, spans and episodes that cannot be read.
         unmatched: the number of feedback rows whose trace is not there.
     """
@@ -69,19 +68,20 @@ def read_traces(source: Path, feedback: Path | None = None, *, skip_bad_rows: bo
         kind, traces, problems, rows = "run_record", *_episodes(source), list[DatasetRow]()
     elif not source.is_file():
         raise TaskDataError(f"{source} is neither a file nor the folder of a run.")
-    elif _begins_with(source, b"SQLite format 3\0"):
-        kind, (traces, problems), rows = "studio", traces_of(studio_spans(source)), []
     else:
-        rows = list(json_rows(source))
-        if any(isinstance(row.content, dict) and "resourceSpans" in row.content for row in rows):
+        with source.open("rb") as file:
+            is_database = file.read(16) == b"SQLite format 3\0"
+        rows = [] if is_database else list(json_rows(source))
+        if is_database:
+            kind, (traces, problems) = "studio", traces_of(studio_spans(source))
+        elif any(isinstance(row.content, dict) and "resourceSpans" in row.content for row in rows):
             kind, (traces, problems), rows = "otlp", _otlp(rows), []
         else:
             kind, (traces, problems, rows) = "chat_log", _chats(rows)
     unmatched = 0
-    for file, lines in ((source, rows), (feedback, json_rows(feedback) if feedback else ())):
-        if file is not None:
-            traces, missing = _with_feedback(traces, lines, problems)
-            unmatched += missing
+    for lines in (rows, json_rows(feedback) if feedback else ()):
+        traces, missing = _with_feedback(traces, lines, problems)
+        unmatched += missing
     skipped = sum(map(len, problems.values()))
     if skipped:
         summary = describe_problems(problems)
@@ -91,11 +91,6 @@ def read_traces(source: Path, feedback: Path | None = None, *, skip_bad_rows: bo
     if unmatched:
         logger.warning("{}: feedback on {} unknown traces is left out", source, unmatched)
     return TraceFile(kind, tuple(traces), skipped, unmatched)  # type: ignore[arg-type]
-
-
-def _begins_with(path: Path, start: bytes) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(start)) == start
 
 
 def _otlp(rows: Iterable[DatasetRow]) -> tuple[list[Trace], dict[str, list[str]]]:
@@ -138,7 +133,7 @@ def _chats(rows: Iterable[DatasetRow]) -> tuple[list[Trace], dict[str, list[str]
 
 
 def _chat(row: Mapping[str, Any]) -> Trace:
-    """Return the trace of a row: `messages`, or `request` and `response` of the Chat Completions API."""
+    """Return the trace in a row: `messages`, or `request` and `response` of the Chat Completions API."""
     request = row.get("request") or row.get("body") or row
     response = row.get("response") or (row if "choices" in row else None)
     if isinstance(response, Mapping) and isinstance(response.get("body"), Mapping):  # OpenAI's batch format

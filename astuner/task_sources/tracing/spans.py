@@ -41,10 +41,9 @@ class Span:
     Attributes:
         where: its position in the source.
         trace_id, span_id, parent_id: its ids; the parent of a root span is "".
-        name: its name.
         start, end: nanoseconds since the epoch.
-        attributes: its attributes by dotted name.
-        events: its events: name and attributes.
+        attributes: by dotted name.
+        events: name and attributes.
     """
 
     where: str
@@ -59,11 +58,7 @@ class Span:
 
 
 def otlp_spans(where: str, document: Mapping[str, Any]) -> Iterator[Span]:
-    """Yield the spans of an OTLP JSON message (`resourceSpans`).
-
-    Raises:
-        TraceProblem: the message is not valid.
-    """
+    """Yield the spans of an OTLP JSON message (`resourceSpans`); `TraceProblem` if the message is not valid."""
     try:
         for resource in document["resourceSpans"]:
             for scope in resource.get("scopeSpans", ()):
@@ -185,7 +180,11 @@ def _conversation(span: Span, members: Mapping[str, Span]) -> TracedConversation
     answer = _json(attributes.get("gen_ai.output.messages"))
     request = _json(attributes.get("gen_ai.input.messages"))
     if request is None:
-        request = _agentscope_request(_json(attributes.get("agentscope.function.input")))
+        # AgentScope's chat spans have the messages as arguments of the model's call.
+        called = _json(attributes.get("agentscope.function.input"))
+        called = called if isinstance(called, Mapping) else {}
+        args = called.get("args") or []
+        request = args[0] if args else (called.get("kwargs") or {}).get("messages")
     if request is None or answer is None:
         raise TraceProblem(
             "the chat span has no messages; enable the recording of content in the instrumentation "
@@ -193,25 +192,15 @@ def _conversation(span: Span, members: Mapping[str, Span]) -> TracedConversation
         )
     if not isinstance(answer, list) or len(answer) != 1:
         raise TraceProblem(f"gen_ai.output.messages is {short_repr(answer)}; expected one message")
-    system = [m for part in [_json(attributes.get("gen_ai.system_instructions"))] if part for m in _system(part)]
-    messages = [*system, *_openai_messages(request), *_openai_messages(answer)]
+    messages = [*_openai_messages(request), *_openai_messages(answer)]
+    if system := _json(attributes.get("gen_ai.system_instructions")):
+        parts = system if isinstance(system, list) else [system]
+        messages = [*_openai_messages([{"role": "system", "parts": parts}]), *messages]
     read_messages(messages, "the chat span")
     parent = members.get(span.parent_id)
     agent = parent.attributes.get("gen_ai.agent.name") if parent else None
     tools = read_tools(_json(attributes.get("gen_ai.tool.definitions")))
     return TracedConversation(tuple(messages), tools, str(agent or attributes.get("gen_ai.request.model") or ""))
-
-
-def _agentscope_request(function_input: Any) -> Any:
-    """Return the messages that AgentScope passed to the model: its chat spans have them as the call's arguments."""
-    if not isinstance(function_input, Mapping):
-        return None
-    args, kwargs = function_input.get("args") or [], function_input.get("kwargs") or {}
-    return args[0] if args else kwargs.get("messages")
-
-
-def _system(parts: Any) -> list[Message]:
-    return _openai_messages([{"role": "system", "parts": parts if isinstance(parts, list) else [parts]}])
 
 
 def _openai_messages(messages: Any) -> list[Message]:
@@ -232,7 +221,10 @@ def _openai_messages(messages: Any) -> list[Message]:
                 case "reasoning":
                     thoughts.append(str(part.get("content", "")))
                 case "tool_call":
-                    calls.append(_tool_call(part))
+                    arguments = part.get("arguments")
+                    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
+                    function = {"name": str(part.get("name") or ""), "arguments": text}
+                    calls.append({"id": str(part.get("id") or ""), "type": "function", "function": function})
                 case "tool_call_response":
                     response = part.get("response", part.get("result", ""))
                     text = response if isinstance(response, str) else json.dumps(response, ensure_ascii=False)
@@ -247,15 +239,8 @@ def _openai_messages(messages: Any) -> list[Message]:
     return converted
 
 
-def _tool_call(part: Mapping[str, Any]) -> dict[str, Any]:
-    arguments = part.get("arguments")
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    function = {"name": str(part.get("name") or ""), "arguments": text}
-    return {"id": str(part.get("id") or ""), "type": "function", "function": function}
-
-
 def _feedback(span: Span) -> Feedback:
-    """Return the evaluations of a span; the explanation of the evaluation `edit` is a corrected answer."""
+    """Return a span's evaluations; the explanation of the evaluation `edit` is a corrected answer."""
     feedback = Feedback()
     for name, attributes in span.events:
         if name != _EVALUATION:

@@ -24,13 +24,7 @@ class TraceProblem(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Feedback:
-    """What a user said about an answer.
-
-    Attributes:
-        rating: higher is better; None if the user gave no rating.
-        edit: the answer as the user corrected it; "" if the user did not.
-        comment: a remark.
-    """
+    """What a user said about an answer: a rating (higher is better), a corrected answer, and a remark."""
 
     rating: float | None = None
     edit: str = ""
@@ -44,12 +38,9 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class TracedConversation:
-    """The messages of one LLM call in OpenAI's format.
+    """The messages and tools of one LLM call in OpenAI's format; the last message is the answer.
 
-    Attributes:
-        messages: the request and the answer, which is the last message.
-        tools: the tools of the request, as OpenAI tool definitions.
-        agent: the name of the agent, or of the model if the trace has no agent names.
+    `agent` is the agent's name, or the model's if the trace has no agent names.
     """
 
     messages: tuple[Message, ...]
@@ -79,7 +70,6 @@ class Trace:
     Attributes:
         trace_id: unique within its source.
         conversations: the LLM calls that no later call of the trace extends, in order. The last one answers the user.
-        feedback: the feedback of the user.
         start_time: seconds since the epoch; 0 if unknown.
         metadata: further fields of the task, such as a reference answer; an episode has those of its task.
     """
@@ -120,20 +110,17 @@ def message_keys(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     Clients repeat an answer in another form: without its reasoning, with null instead of an empty content, or with
     other spacing in a tool call's arguments. This makes no difference.
     """
-    return [
-        json.dumps([m["role"], content_text(m), _call_keys(m.get("tool_calls")), m.get("tool_call_id")], sort_keys=True)
-        for m in messages
-    ]
-
-
-def _call_keys(calls: Any) -> list[Any]:
     keys = []
-    for call in calls or ():
-        function = call.get("function") or {}
-        arguments: Any = function.get("arguments")
-        with contextlib.suppress(TypeError, ValueError):  # else it is compared as it is
-            arguments = json.loads(arguments)
-        keys.append([function.get("name"), arguments])
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") or {}
+            arguments: Any = function.get("arguments")
+            with contextlib.suppress(TypeError, ValueError):  # else it is compared as it is
+                arguments = json.loads(arguments)
+            calls.append([function.get("name"), arguments])
+        parts = [message["role"], content_text(message), calls, message.get("tool_call_id")]
+        keys.append(json.dumps(parts, sort_keys=True))
     return keys
 
 
@@ -182,37 +169,35 @@ def read_feedback(row: Mapping[str, Any]) -> Feedback:
 
 
 def read_messages(value: object, where: str) -> list[Message]:
-    """Check chat messages in OpenAI's format.
+    """Return chat messages in OpenAI's format; `TraceProblem` if they are not valid.
 
-    Raises:
-        TraceProblem: the messages are not valid.
+    Keys whose value is null, which chat templates need not know, are left out, and lists of texts become a text.
     """
     if not isinstance(value, list) or not value:
         raise TraceProblem(f"{where} is {short_repr(value)}; expected a list of chat messages")
+    messages: list[Message] = []
     for message in value:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise TraceProblem(f"{where} contains {short_repr(message)}; expected an object with role and content")
         if not isinstance(message.get("content"), str | list | None):
             raise TraceProblem(f"{where} contains content of type {type(message['content']).__name__}")
-    return [_plain_message(message) for message in value]
-
-
-def _plain_message(message: Mapping[str, Any]) -> Message:
-    """Return a message without keys whose value is null, which chat templates need not know, and with plain text."""
-    plain = {key: item for key, item in message.items() if item is not None and key != "content"}
-    content = message.get("content")
-    if isinstance(content, list) and all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-        content = content_text(message)
-    return {"role": plain.pop("role"), "content": content or "", **plain}
+        plain = {key: item for key, item in message.items() if item is not None and key != "content"}
+        content = message.get("content")
+        if isinstance(content, list) and all(isinstance(p, Mapping) and p.get("type") == "text" for p in content):
+            content = content_text(message)
+        messages.append({"role": plain.pop("role"), "content": content or "", **plain})
+    return messages
 
 
 def read_tools(value: object) -> tuple[Mapping[str, Any], ...]:
     """Return tool definitions in OpenAI's format; those without `function` are wrapped in it."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         return ()
-    tools = [tool for tool in value if isinstance(tool, Mapping)]
-    return tuple(tool if "function" in tool else {"type": "function", "function": _plain(tool)} for tool in tools)
-
-
-def _plain(tool: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: item for key, item in tool.items() if key in ("name", "description", "parameters")}
+    fields = ("name", "description", "parameters")
+    return tuple(
+        tool
+        if "function" in tool
+        else {"type": "function", "function": {key: item for key, item in tool.items() if key in fields}}
+        for tool in value
+        if isinstance(tool, Mapping)
+    )

@@ -10,10 +10,7 @@ from astuner.errors import ConfigError
 
 
 def show_in_terminal(folder: Path) -> None:
-    """Show the runs of a folder in the terminal until the user quits.
-
-    Args:
-        folder: the folder of a run, or a folder of runs.
+    """Show a run, or the runs in a folder, in the terminal until the user quits.
 
     Raises:
         ConfigError: textual is not installed, or the command has no terminal.
@@ -26,6 +23,6 @@ def show_in_terminal(folder: Path) -> None:
             "`astuner view --tui` needs a terminal, and its input or output is a file or a pipe; run it in a terminal, "
             "with `ssh -t` over ssh, or print results with `astuner runs` and `astuner explain`"
         )
-    from astuner.viewer.tui.app import TerminalViewer
+    from astuner.viewer.tui.screens import TerminalViewer
 
     TerminalViewer(folder).run()

@@ -21,7 +21,7 @@ from astuner.system.control_characters import escape_control_characters
 from astuner.system.redaction import redact
 
 if TYPE_CHECKING:
-    from astuner.viewer.tui.app import TerminalViewer
+    from astuner.viewer.tui.screens import TerminalViewer
 
 _REFRESH_SECONDS = 2.0
 STATE_STYLES = {"running": "cyan", "finished": "green", "failed": "bold red", "unreadable": "bold red"}
@@ -36,16 +36,6 @@ def cell(text: object, width: int = 0, style: str = "") -> Text:
     return line
 
 
-def number(value: float | None, digits: int = 2) -> Text:
-    """Return a number, or a hyphen for None."""
-    return Text("-" if value is None else f"{value:.{digits}f}", justify="right")
-
-
-def count(value: int, noun: str) -> str:
-    """Return a number with its noun."""
-    return f"{value:,} {noun}" + ("" if value == 1 else "s")
-
-
 def outcome(row: dict[str, Any]) -> Text:
     """Return whether an episode succeeded, or its status."""
     if row["status"] != "ok":
@@ -57,14 +47,7 @@ def outcome(row: dict[str, Any]) -> Text:
 
 @dataclass(frozen=True)
 class Listing:
-    """The content of a list.
-
-    Attributes:
-        title: the first line.
-        head: the lines above the list.
-        rows: for each row, its key and its cells.
-        total: the number of all rows, of which `rows` may be the first.
-    """
+    """A list's content: a line above the `head`, and rows with a key each, which may be the first of `total`."""
 
     title: Text
     head: Text

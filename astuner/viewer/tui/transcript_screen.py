@@ -15,11 +15,10 @@ from textual.widgets import Footer, Input, RichLog, Static
 
 from astuner.errors import AstunerError
 from astuner.run_record.episode_file import RecordedEpisode
-from astuner.run_record.run_facts import config_of
-from astuner.viewer.episode_view import read_episode_at
+from astuner.run_record.recorded_run import RecordedRun
+from astuner.viewer.episode_view import read_episode_at, verdict_view
 from astuner.viewer.transcripts import EpisodeTranscript
 from astuner.viewer.tui.lists import cell, outcome
-from astuner.viewer.verdict import verdict_view
 
 _FOLDED_SIZE = 500_000
 
@@ -74,7 +73,7 @@ class TranscriptScreen(Screen[None]):
         try:
             # The index may show an episode whose file has been moved since.
             folder = self.app.indexes.runs.folder(self._run_name)  # type: ignore[attr-defined]
-            shown = list(_transcript_lines(read_episode_at(folder, row["path"]), config_of(folder), width))
+            shown = list(_transcript_lines(read_episode_at(folder, row["path"]), RecordedRun(folder).config, width))
         except (AstunerError, OSError) as error:
             shown = [cell(part, style="red") for part in textwrap.wrap(str(error), width)]
         for line in shown:

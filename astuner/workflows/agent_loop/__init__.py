@@ -1,7 +1,15 @@
 """The built-in agent: plays the environment of a task without an agent framework."""
 
-from astuner.workflows.agent_loop.actions import ActionForm, ActionReader, UnreadableActionError
-from astuner.workflows.agent_loop.players import ModelPlayer, Player, RandomPlayer, ScriptedPlayer, load_player
+from astuner.workflows.agent_loop.players import (
+    ActionForm,
+    ActionReader,
+    ModelPlayer,
+    Player,
+    RandomPlayer,
+    ScriptedPlayer,
+    UnreadableActionError,
+    load_player,
+)
 from astuner.workflows.agent_loop.workflow import EnvWorkflow, LoopSettings, environment_workflow
 
 __all__ = [

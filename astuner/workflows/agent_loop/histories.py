@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from astuner.config.agent_loop import SUMMARY_TARGET, ContextTrackerConfig
+from astuner.config.workflow import SUMMARY_TARGET, ContextTrackerConfig
 from astuner.model_tuner import AgentModel, ChatAnswer, HistoryEdit
 from astuner.schema import ForkCause, LlmCall, Message
 
@@ -33,12 +33,10 @@ class HistoryManager(ABC):
     """The history of one agent in one episode.
 
     Attributes:
-        model: the agent's model.
-        tools: the tools that it is shown.
+        tools: the tools that the model is shown.
         init_messages: the messages before the instruction.
         instruction: precedes the first observation that the model sees.
         turns: the turns that the model still sees.
-        last_call: the agent's last call.
     """
 
     model: AgentModel
@@ -128,12 +126,8 @@ class LinearThinkHistory(HistoryManager):
 class AutoContextHistory(HistoryManager):
     """`auto_context`: replaces the turns with a summary once the prompt has more than `max_tokens` tokens.
 
-    Attributes:
-        max_tokens: the limit.
-        summary_tokens: the maximum length of the summary, in tokens.
-        keep_turns: the number of last turns that remain after a summary.
-        external: whether the model of target `SUMMARY_TARGET` writes the summary, and not that of the agent.
-        prompt: the request for a summary.
+    A summary has at most `summary_tokens` tokens. The last `keep_turns` turns remain after it. If it is `external`, the
+    model of target `SUMMARY_TARGET` writes it, and not the agent's.
     """
 
     max_tokens: int

@@ -1,4 +1,4 @@
-"""The built-in agent loop: a workflow that plays the environment of its task."""
+"""The built-in agent loop: a workflow that plays the environment of its task; and its agents' rewards."""
 
 from __future__ import annotations
 
@@ -8,16 +8,97 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from astuner.config.agent_loop import ContextTrackerConfig
 from astuner.config.root import AstunerConfig
+from astuner.config.workflow import ContextTrackerConfig
 from astuner.errors import CallLimitError, ContextLengthError, WorkflowError
 from astuner.model_tuner import DEFAULT_TARGET, ModelTuner
-from astuner.schema import EnvInstance, Evaluation, WorkflowOutput, WorkflowTask
+from astuner.schema import AgentStep, EnvInstance, Evaluation, WorkflowOutput, WorkflowTask
 from astuner.workflow import Workflow
-from astuner.workflows.agent_loop.actions import ActionForm, ActionReader, UnreadableActionError
 from astuner.workflows.agent_loop.histories import make_history
-from astuner.workflows.agent_loop.players import ModelPlayer, Player, load_player
-from astuner.workflows.agent_loop.rewards import SeatRewards
+from astuner.workflows.agent_loop.players import (
+    ActionForm,
+    ActionReader,
+    ModelPlayer,
+    Player,
+    UnreadableActionError,
+    load_player,
+)
+
+
+def discounted_returns(rewards: Sequence[float], gamma: float) -> list[float]:
+    """Return each step's discounted return: its reward plus `gamma` times the next step's return.
+
+    Args:
+        rewards: the rewards of the steps, in order.
+        gamma: the discount of a step, from 0 to 1.
+    """
+    returns: list[float] = []
+    for reward in reversed(rewards):
+        returns.append(reward + gamma * (returns[-1] if returns else 0.0))
+    return returns[::-1]
+
+
+@dataclass
+class SeatTurn:
+    """A turn of a seat: its LLM calls, from index `first_call` to before `end_call`, and the reward until its next one.
+
+    The calls are those that led to one action, including summaries of the history. `state` is the observation.
+    """
+
+    seat: str
+    first_call: int
+    end_call: int = 0
+    reward: float = 0.0
+    state: str = ""
+
+
+@dataclass
+class SeatRewards:
+    """The turns of an environment's seats, in order, with their rewards.
+
+    A reward that a seat receives in the turn of another one belongs to its own last turn, which led to it.
+    """
+
+    turns: list[SeatTurn] = field(default_factory=list)
+    # Rewards of seats that have not acted yet.
+    _early: dict[str, float] = field(default_factory=dict)
+
+    def start_turn(self, seat: str, n_calls: int, state: str) -> None:
+        """Start a turn with the observation `state`; the episode has `n_calls` LLM calls so far."""
+        self.end_turn(n_calls)
+        self.turns.append(SeatTurn(seat, n_calls, n_calls, self._early.pop(seat, 0.0), state))
+
+    def end_turn(self, n_calls: int) -> None:
+        """End the last turn, if there is one."""
+        if self.turns:
+            self.turns[-1].end_call = n_calls
+
+    def add(self, reward: float | Mapping[str, float]) -> None:
+        """Add a step's reward: a number for the seat that has acted, or several seats' rewards by name."""
+        acted = self.turns[-1].seat
+        for seat, value in (reward if isinstance(reward, Mapping) else {acted: reward}).items():
+            last = next((turn for turn in reversed(self.turns) if turn.seat == seat), None)
+            if last is None:
+                self._early[seat] = self._early.get(seat, 0.0) + value
+            else:
+                last.reward += value
+
+    def total(self, seat: str, gamma: float) -> float:
+        """Return a seat's total reward, where `gamma` discounts a reward once for each earlier turn of the seat."""
+        return self._returns(gamma).get(seat, [self._early.get(seat, 0.0)])[0]
+
+    def steps(self, gamma: float) -> list[AgentStep]:
+        """Return one step for each LLM call, with its seat's discounted rewards from the call's turn on."""
+        returns = {seat: iter(values) for seat, values in self._returns(gamma).items()}
+        by_turn = [(turn, AgentStep(turn.state, next(returns[turn.seat]))) for turn in self.turns]
+        return [step for turn, step in by_turn for _ in range(turn.first_call, turn.end_call)]
+
+    def _returns(self, gamma: float) -> dict[str, list[float]]:
+        """Return, for each seat, the discounted rewards from each of its turns on."""
+        rewards: dict[str, list[float]] = {}
+        for turn in self.turns:
+            rewards.setdefault(turn.seat, []).append(turn.reward)
+        return {seat: discounted_returns(values, gamma) for seat, values in rewards.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +108,9 @@ class LoopSettings:
     Attributes:
         action_form: the form of actions. `auto` is the form that the task prefers, with one exception: `tool_call`
             replaces `code` for environments with tools.
-        history: the configuration of the history managers.
         step_rewards: `sum`: every call gets the rewards of its seat in the whole episode. `returns_to_go`: a call gets
             the rewards of its own step and of the later ones.
-        gamma: the discount of the rewards over the steps of an agent.
-        has_judge: whether a judge scores the episodes.
+        gamma: the discount of rewards over an agent's steps.
         players: the programs that play seats, by the name of the seat. The model plays the others.
     """
 
@@ -83,25 +162,19 @@ class EnvWorkflow(Workflow):
         self.episode_metadata["ended_by"] = ended_by
         return self._output(env, await env.evaluate(), model_tuner, rewards)
 
-    def _reader(self, workflow_task: WorkflowTask, env: EnvInstance) -> ActionReader:
-        if self.settings.action_form != "auto":
-            return ActionReader(self.settings.action_form, env.tools)
-        task = workflow_task.task.env
-        preference = task.action_preference if task else "text"
-        return ActionReader("tool_call" if preference == "code" and env.tools else preference, env.tools)
-
     async def _play(
         self, workflow_task: WorkflowTask, env: EnvInstance, tuner: ModelTuner, rewards: SeatRewards
     ) -> None:
-        reader = self._reader(workflow_task, env)
+        form = self.settings.action_form
+        if form == "auto":
+            preference = workflow_task.task.env.action_preference if workflow_task.task.env else "text"
+            form = "tool_call" if preference == "code" and env.tools else preference
+        reader = ActionReader(form, env.tools)
         observation, is_done = env.observation, False
         while not is_done:
             seat = observation.agent
             if seat not in self._players:
-                program = self.settings.players.get(seat)
-                self._players[seat] = (
-                    program(seat, workflow_task.seed) if program else self._model(seat, env, reader, tuner)
-                )
+                self._players[seat] = self._player(seat, workflow_task.seed, env, reader, tuner)
             rewards.start_turn(seat, len(tuner.calls), env.observation.text)
             try:
                 action = await self._players[seat].act(observation)
@@ -115,8 +188,10 @@ class EnvWorkflow(Workflow):
             rewards.add(result.reward)
             observation, is_done = result.observation, result.is_done
 
-    def _model(self, seat: str, env: EnvInstance, reader: ActionReader, tuner: ModelTuner) -> Player:
-        """Return the model as the player of a seat. Each seat is an agent and a target of its own name."""
+    def _player(self, seat: str, seed: int, env: EnvInstance, reader: ActionReader, tuner: ModelTuner) -> Player:
+        """Return a seat's program, or else the model. Each seat is an agent and a target of its own name."""
+        if program := self.settings.players.get(seat):
+            return program(seat, seed)
         model = tuner.for_agent(seat, target_tag=seat or DEFAULT_TARGET)
         instruction = "\n\n".join(filter(None, (env.profile.main_query, reader.instruction)))
         history = make_history(self.settings.history, model, reader.tools, env.profile.init_messages, instruction)
@@ -161,11 +236,7 @@ class EnvWorkflow(Workflow):
 
 
 def environment_workflow(config: AstunerConfig, search: Sequence[Path]) -> Callable[[], Workflow]:
-    """Return what creates the workflow of an episode, for `rollout.use_agentscope_protocol: False`.
-
-    Args:
-        config: the resolved configuration.
-        search: the folders in which to search for the players' `package.module->Name`.
+    """Return what creates an episode's workflow for `rollout.use_agentscope_protocol: False`; players are in `search`.
 
     Raises:
         PluginError: a player cannot be loaded.

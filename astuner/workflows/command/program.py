@@ -1,7 +1,8 @@
-"""The program of section `workflow`: its command line and the files of the project."""
+"""The program of section `workflow`: its command line, the project's files, and its inputs in an episode."""
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import shutil
@@ -9,9 +10,20 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from astuner.config.workflow import PLACEHOLDER, WorkflowConfig
 from astuner.errors import ConfigError, WorkflowError, short_repr
+from astuner.model_tuner import OpenAiEndpoint
+from astuner.run_record.jsonable import to_jsonable
+from astuner.schema import Task, WorkflowTask
+from astuner.system.redaction import secrets_in
+
+# The kernel accepts at most 128 KiB per variable and per argument.
+_MAX_VARIABLE_BYTES = 120 * 2**10
+_OWN_VARIABLES = ("HOME", "TMPDIR", "PWD", "OLDPWD")
+_FOREIGN_PREFIXES = ("OPENAI_", "ANTHROPIC_", "AZURE_OPENAI_", "XDG_", "ASTUNER_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +31,6 @@ class AgentProgram:
     """The program of section `workflow`, after its checks.
 
     Attributes:
-        config: section `workflow` of the configuration.
         command: the command line, with the executable file and the project's files as absolute paths; it may contain
             placeholders.
         search: absolute folders that are searched for files of the project.
@@ -53,8 +64,14 @@ class AgentProgram:
             words[0] = f"./{Path(words[0])}"  # without a slash, it is searched for in PATH
         elif not PLACEHOLDER.search(words[0]):
             words[0] = _executable(words[0], config, search)
-        arguments = (_project_file(word, search, copied) for word in words[1:])
-        return cls(config, (words[0], *arguments), tuple(search), has_judge)
+        for index, word in enumerate(words[1:], 1):
+            path = Path(word)
+            is_copied = any(path.is_relative_to(copy) for copy in copied if copy.parts)
+            if not (path.is_absolute() or is_copied) and ("/" in word or path.suffix):
+                source = _source(word, search)
+                if source is not None and source.is_file():
+                    words[index] = str(source)
+        return cls(config, tuple(words), tuple(search), has_judge)
 
 
 def _source(file: str, search: Sequence[Path]) -> Path | None:
@@ -70,12 +87,7 @@ def _destination(file: str) -> Path:
 
 
 def copy_files(files: Sequence[str], folder: Path, search: Sequence[Path]) -> None:
-    """Copy files of the project to a working folder.
-
-    Args:
-        files: paths below the folders of `search`, or absolute ones; without placeholders.
-        folder: the working folder.
-        search: absolute folders, which are searched in this order.
+    """Copy files, which are absolute or below the folders of `search`, to the working folder `folder`.
 
     Raises:
         WorkflowError: a file does not exist or cannot be copied.
@@ -102,22 +114,8 @@ def _missing_file(file: str, search: Sequence[Path]) -> str:
     )
 
 
-def _project_file(word: str, search: Sequence[Path], copied: Sequence[Path]) -> str:
-    """Return the absolute path if a word in the command names a file of the project, else the word."""
-    path = Path(word)
-    is_copied = any(path.is_relative_to(copy) for copy in copied if copy.parts)
-    if path.is_absolute() or is_copied or not ("/" in word or path.suffix):
-        return word
-    source = _source(word, search)
-    return str(source) if source is not None and source.is_file() else word
-
-
 def _executable(word: str, config: WorkflowConfig, search: Sequence[Path]) -> str:
-    """Return the absolute path of the program.
-
-    Raises:
-        ConfigError: there is no such file, or it cannot be executed.
-    """
+    """Return the absolute path of the program; `ConfigError` if there is no such file, or it cannot be executed."""
     path = config.env.get("PATH", os.environ.get("PATH", os.defpath))
     found = shutil.which(word, path=f"{path}{os.pathsep}{Path(sys.executable).parent}") if "/" not in word else None
     source = Path(found) if found else _source(word, search)
@@ -136,3 +134,93 @@ def _executable(word: str, config: WorkflowConfig, search: Sequence[Path]) -> st
             f"start the list with its interpreter, such as [python, {word}]"
         )
     return str(source)
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeValues:
+    """An episode's values for the placeholders and for the program's environment."""
+
+    task: Task
+    config: WorkflowConfig
+    endpoint: OpenAiEndpoint
+    model: str
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """The metadata that the program may see."""
+        visible = self.config.visible_metadata
+        return {name: value for name, value in self.task.metadata.items() if visible is None or name in visible}
+
+    def fill(self, template: str) -> str:
+        """Return a text from the configuration, filled with the episode's values.
+
+        Raises:
+            WorkflowError: the task lacks the metadata that the text names.
+        """
+        return PLACEHOLDER.sub(lambda match: self._value(match[1]), template)
+
+    def _value(self, name: str) -> str:
+        if not name.startswith("metadata."):
+            values = {"main_query": self.task.main_query, "task_id": self.task.task_id}
+            values |= {**self.endpoint._asdict(), "model": self.model}
+            return values[name]
+        key = name.removeprefix("metadata.")
+        if key not in self.metadata:
+            raise WorkflowError(
+                f"the workflow section names {{{name}}}, and task {short_repr(self.task.task_id)} has no visible "
+                f"metadata {key!r}; it has: {', '.join(map(str, self.metadata)) or 'none'}"
+            )
+        value = self.metadata[key]
+        return value if isinstance(value, str) else _to_json(value)
+
+    def environment(self, folder: Path, workflow_task: WorkflowTask) -> dict[str, str]:
+        """Return the program's variables: those of the run without secrets, and the episode's."""
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name in self.config.pass_env
+            or not (name in _OWN_VARIABLES or name.startswith(_FOREIGN_PREFIXES) or secrets_in({name: value}))
+        }
+        # The folder of the run's interpreter comes last, so `python` is found even if no environment is activated.
+        path = os.pathsep.join(filter(None, (inherited.get("PATH"), str(Path(sys.executable).parent))))
+        variables = {
+            "HOME": str(folder / "home"),
+            "TMPDIR": str(folder / "tmp"),
+            "PWD": str(folder / "work"),
+            "PATH": path,
+        }
+        fields = {
+            "task_id": self.task.task_id,
+            "main_query": self.task.main_query,
+            "init_messages": list(self.task.init_messages),
+            "metadata": self.metadata,
+            "env_type": self.task.env_type,
+            "episode_id": workflow_task.episode_id,
+            "seed": workflow_task.seed,
+            "is_validation": workflow_task.is_validation,
+        }
+        task = _to_json(fields)
+        (folder / "task.json").write_text(task)
+        # Requests to the model must not go to a proxy.
+        hosts = dict.fromkeys(("127.0.0.1", "localhost", urlsplit(self.endpoint.base_url).hostname or ""))
+        for name in ("NO_PROXY", "no_proxy"):
+            variables[name] = ",".join(filter(None, (inherited.get(name), *hosts)))
+        variables |= {
+            "OPENAI_BASE_URL": self.endpoint.base_url,
+            "OPENAI_API_BASE": self.endpoint.base_url,
+            "OPENAI_API_KEY": self.endpoint.api_key,
+            "OPENAI_MODEL": self.model,
+            "ANTHROPIC_BASE_URL": self.endpoint.anthropic_base_url,
+            "ANTHROPIC_API_KEY": self.endpoint.api_key,
+            "ANTHROPIC_MODEL": self.model,
+            "TASK_FILE": str(folder / "task.json"),
+        }
+        if len(task) <= _MAX_VARIABLE_BYTES:
+            variables["TASK_JSON"] = task
+        passed = {name: os.environ[name] for name in self.config.pass_env if name in os.environ}
+        return inherited | variables | passed | {name: self.fill(text) for name, text in self.config.env.items()}
+
+
+def _to_json(value: object) -> str:
+    """Return a value as JSON; a field of a data set may be a date, for example, which becomes a text."""
+    return json.dumps(to_jsonable(value, lambda text: text))

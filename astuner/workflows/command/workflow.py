@@ -25,14 +25,85 @@ from astuner.errors import AgentMadness, WorkflowError, short_repr
 from astuner.model_tuner import AUTO_AGENT, ModelTuner
 from astuner.processes.episode_processes import current_episode_processes, remove_folder
 from astuner.schema import WorkflowOutput, WorkflowTask
+from astuner.system.redaction import Redactor, current_redactor
 from astuner.workflow import Workflow
-from astuner.workflows.command.environment import EpisodeValues
-from astuner.workflows.command.output import ProgramOutput
-from astuner.workflows.command.program import AgentProgram, copy_files
+from astuner.workflows.command.program import AgentProgram, EpisodeValues, copy_files
 
+_CHUNK_BYTES = 2**16
+_PIPE_BYTES = 2**20  # the largest pipe that a user may have
+_MARGIN = 2**13  # more than the length of a secret
 _TAIL_CHARACTERS = 1500
 _POLL_SECONDS = 0.1
 _LIMIT_GRACE_SECONDS = 10.0
+
+
+@dataclass(eq=False)
+class ProgramOutput:
+    """One output stream of a program; the beginning and the end are kept.
+
+    Attributes:
+        limit: the maximum size of the part that `text` returns, in bytes.
+        size: the size of the part that was read, in bytes.
+    """
+
+    limit: int
+    size: int = 0
+    _head: bytearray = field(default_factory=bytearray)
+    _tail: bytearray = field(default_factory=bytearray)
+
+    @contextlib.contextmanager
+    def reading(self) -> Iterator[int]:
+        """Yield the end of a pipe to write to, and read the other end until the block ends."""
+        read, write = os.pipe()
+        os.set_blocking(read, False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(read, self._read, read)
+        try:
+            yield write
+        finally:
+            loop.remove_reader(read)
+            # A daemon of the program may hold the pipe open and write on, so the file's end is not awaited.
+            for _ in range(_PIPE_BYTES // _CHUNK_BYTES):
+                if not self._read(read):
+                    break
+            os.close(write)
+            os.close(read)
+
+    def _read(self, pipe: int) -> bool:
+        """Read a chunk from the pipe; return whether it had any data."""
+        try:
+            data = os.read(pipe, _CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        kept = self.limit // 2 + _MARGIN
+        room = kept - len(self._head)
+        self.size += len(data)
+        self._head += data[:room]
+        self._tail += data[room:]
+        if len(self._tail) > 2 * kept + _CHUNK_BYTES:
+            del self._tail[:-kept]
+        return bool(data)
+
+    def text(self, api_key: str) -> str:
+        """Return the stream without secrets and, if it is longer than the limit, without its middle."""
+        redact = Redactor([*current_redactor().secrets, api_key])
+        data = self._head + self._tail
+        if self.size <= self.limit:
+            return redact(_decoded(data))
+        # Redacted before they are cut: a part of a secret is not recognised.
+        half = self.limit // 2
+        head, tail = data[: half + _MARGIN], data[-half - _MARGIN :]
+        beginning = redact(_decoded(head))[: -len(_decoded(head[half:]))]
+        end = redact(_decoded(tail), len(_decoded(tail[:_MARGIN])))
+        return f"{beginning}\n[{self.size - 2 * half} bytes were cut]\n{end}"
+
+    def last_line(self) -> str:
+        """Return the last line that is not empty; "" if there is none."""
+        return (_decoded(self._head + self._tail).strip().splitlines() or [""])[-1].strip()
+
+
+def _decoded(data: bytes | bytearray) -> str:
+    return data.decode("utf-8", errors="replace")
 
 
 @dataclass(eq=False)
@@ -76,7 +147,10 @@ class CommandWorkflow(Workflow):
         if code != 0:
             if model_tuner.anomaly is not None:
                 raise AgentMadness(str(model_tuner.anomaly))
-            raise WorkflowError(f"the command {short_repr(argv[0])} {_ending(code)}; {_tail(stdout, stderr)}")
+            ending = f"exited with code {code}" if code >= 0 else f"was ended by signal {-code}"
+            if -code in set(signal.Signals):
+                ending = f"was ended by {signal.Signals(-code).name}"
+            raise WorkflowError(f"the command {short_repr(argv[0])} {ending}; {_tail(stdout, stderr)}")
         if not model_tuner.calls:
             raise WorkflowError(
                 f"the command {short_repr(argv[0])} made no LLM call; expected calls to the address in OPENAI_BASE_URL "
@@ -84,7 +158,14 @@ class CommandWorkflow(Workflow):
             )
         if self.program.has_judge:
             return WorkflowOutput(metadata={"final_answer": stdout.strip()})
-        return WorkflowOutput(reward=_reward(output[0].last_line()))
+        line = output[0].last_line()
+        with contextlib.suppress(ValueError):
+            if math.isfinite(reward := float(line)):
+                return WorkflowOutput(reward=reward)
+        raise WorkflowError(
+            f"the last line of the command's stdout is {short_repr(line)}; expected the reward, a finite number, "
+            "because no judge is configured: print the reward last, or set task_judge.judge_protocol"
+        )
 
 
 async def _run(
@@ -133,36 +214,14 @@ def _private_folder() -> Iterator[Path]:
             remove_folder(folder)
 
 
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    with contextlib.suppress(ValueError):
-        return f"was ended by {signal.Signals(-code).name}"
-    return f"was ended by signal {-code}"
-
-
 def _tail(stdout: str, stderr: str) -> str:
-    """Return the end of stderr for a message; if stderr is empty, the end of stdout."""
+    """Return the end of stderr for a message, or stdout's if stderr is empty."""
     name, text = ("stderr", stderr.strip()) if stderr.strip() else ("stdout", stdout.strip())
     return f"the end of its {name}:\n{text[-_TAIL_CHARACTERS:]}" if text else "it printed nothing"
 
 
-def _reward(line: str) -> float:
-    with contextlib.suppress(ValueError):
-        if math.isfinite(reward := float(line)):
-            return reward
-    raise WorkflowError(
-        f"the last line of the command's stdout is {short_repr(line)}; expected the reward, a finite number, because "
-        "no judge is configured: print the reward last, or set task_judge.judge_protocol"
-    )
-
-
 def command_workflow(config: AstunerConfig, search: Sequence[Path]) -> Callable[[], Workflow]:
-    """Return what creates the workflow of an episode, for `workflow.command`.
-
-    Args:
-        config: the resolved configuration.
-        search: the folders in which to search for the program and its files.
+    """Return what creates an episode's workflow for `workflow.command`; the program's files are in `search`.
 
     Raises:
         ConfigError: the command cannot be executed, or a file or an environment variable does not exist.

@@ -15,13 +15,11 @@ from numpy.typing import NDArray
 
 from astuner.algorithms import resolve
 from astuner.algorithms.distillation import Distiller, ModelTeacher, TeacherSequence
-from astuner.algorithms.distillation.hints import check_hint, hint_text, prompt_with_hint
-from astuner.algorithms.training_rows import TrainingRow, token_advantages
-from astuner.algorithms.update_records import sample_updates
-from astuner.backbone.local.optimizer import Optimizer
-from astuner.backbone.local.policy import Policy
+from astuner.algorithms.distillation.distiller import check_hint, hint_text, prompt_with_hint
+from astuner.algorithms.training_rows import TrainingRow, sample_updates, token_advantages, training_rows
+from astuner.backbone.local.policy import Optimizer, Policy
 from astuner.backbone.local.update import PolicyUpdate
-from astuner.config.distillation import DistillationConfig
+from astuner.config.algorithm_settings import DistillationConfig
 from astuner.config.loading import load_config
 from astuner.config.model import ModelConfig
 from astuner.config.root import AstunerConfig
@@ -66,9 +64,7 @@ def episode(*calls: LlmCall, reward: float = 1.0, **fields: Any) -> Episode:
 
 
 def rows_of(made: Episode) -> list[TrainingRow]:
-    temperatures = {call.call_id: call.sampling.temperature for call in made.calls}
-    rows = [TrainingRow.from_sample(sample, 0, index) for index, sample in enumerate(made.samples)]
-    return [row.with_advantages(0.5, {}).with_temperatures(temperatures) for row in rows]
+    return [row.with_advantages(0.5, {}) for row in training_rows([made])]
 
 
 def test_the_advantage_of_a_token_worked_out_by_hand(tokenizer: Any):

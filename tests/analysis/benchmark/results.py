@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from astuner.analysis.benchmark import BenchResult, SeedResult
-from astuner.analysis.benchmark.results import bench_result
+from astuner.analysis.benchmark.results import BenchResult, SeedResult, bench_result
 from astuner.analysis.benchmark.suite import SuiteEntry
 from astuner.run_record.summary import TokensSummary
 

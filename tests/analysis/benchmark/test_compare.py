@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from astuner.analysis.benchmark import BenchResult, SeedResult, compare_results, read_results, write_result
-from astuner.analysis.benchmark.report import draw_curves
-from astuner.analysis.benchmark.results_page import results_page
+from astuner.analysis.benchmark.comparison import compare_results
+from astuner.analysis.benchmark.report import draw_curves, results_page
+from astuner.analysis.benchmark.results import BenchResult, SeedResult, read_results, write_result
 from astuner.cli.main import astuner as command
 from astuner.errors import RecordError
 from tests.analysis.benchmark.results import STEPS, fixed_result, learning_curve, simulated_result

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from astuner.analysis.benchmark import read_results, write_result
-from astuner.analysis.benchmark.results import bench_result, command_of
-from astuner.analysis.benchmark.results_page import picture_digest, published_page, write_page
+from astuner.analysis.benchmark.report import picture_digest, published_page, write_page
+from astuner.analysis.benchmark.results import bench_result, command_of, read_results, write_result
 from astuner.analysis.benchmark.suite import SuiteEntry, load_suite
 from astuner.config.loading import load_config
 from tests.analysis.benchmark.results import fixed_result, seed_result

@@ -17,8 +17,9 @@ import yaml
 from click.testing import CliRunner
 
 from astuner import AstunerJob
-from astuner.analysis.benchmark import BenchRun, load_suite, plan_runs, read_results, result_of, write_result
-from astuner.analysis.benchmark.versions import outdated_versions
+from astuner.analysis.benchmark.results import outdated_versions, read_results, result_of, write_result
+from astuner.analysis.benchmark.running import BenchRun, plan_runs
+from astuner.analysis.benchmark.suite import load_suite
 from astuner.cli.main import astuner as command
 from astuner.errors import ConfigError, InstallError, RecordError
 from astuner.installer.env_dir import EnvDir, InstallManifest
@@ -181,7 +182,7 @@ def test_versions_of_a_backbone_in_its_own_environment_are_those_of_this_environ
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setenv("ASTUNER_ENVIRONMENTS", str(tmp_path / "environments"))
-    monkeypatch.setattr("astuner.analysis.benchmark.versions.missing_packages", lambda backbone: ["verl"])
+    monkeypatch.setattr("astuner.analysis.benchmark.results.missing_packages", lambda backbone: ["verl"])
     record = tmp_path / "record"
     record.mkdir()
     packages = {"torch": "2.0", "verl": "0.9"}
@@ -320,7 +321,6 @@ def test_usage_errors(suite: Path, option: tuple[str, str], message: str):
     assert message in result.output
 
 
-@pytest.mark.long
 def test_an_interrupt_ends_the_runs_and_they_continue_later(suite: Path, tmp_path: Path):
     """The real command, ended by Ctrl-C while its run trains."""
     steps = "astuner.trainer_common.total_training_steps=100000"

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker import build_samples, limit_samples
-from astuner.diagnostics import fix_for
+from astuner.diagnostics.prompt_checks import fix_for
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
 from astuner.run_record.record import RunRecord

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.analysis.rescore.audit import RewardPair, audit_rewards
+from astuner.analysis.rescore.comparison import RewardPair, audit_rewards
 from astuner.run_record.rescores import read_rescore
 from tests.analysis.rescore.records import an_episode, write_run
 from tests.launcher.conftest import Command

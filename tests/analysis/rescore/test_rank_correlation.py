@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.analysis.rescore.rank_correlation import kendall_tau, ranks
+from astuner.analysis.rescore.comparison import kendall_tau, ranks
 
 PAIRS = st.lists(st.tuples(st.integers(-4, 4), st.integers(-4, 4)), min_size=2, max_size=60)
 

@@ -27,6 +27,7 @@ def make_job(model_folder: Path, tmp_path: Path) -> Callable[..., AstunerJob]:
             "model__renderer": "qwen3",
             "data__train_batch_size": 2,
             "rollout__num_repeat": 4,
+            "rollout__max_env_worker": 2,
             "rollout__temperature": 1.0,
             "rollout__max_response_length_in_one_turn": 6,
             "rollout__max_model_len": 256,

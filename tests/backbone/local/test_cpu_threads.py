@@ -10,7 +10,7 @@ import psutil
 import pytest
 import torch
 
-from astuner.backbone.local.session import SpareCores
+from astuner.backbone.local.backbone import SpareCores
 
 BUSY = "import time; end = time.monotonic() + 20\nwhile time.monotonic() < end: pass"
 

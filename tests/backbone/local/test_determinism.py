@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from astuner import AstunerJob
-from astuner.backbone.local.session import SpareCores
+from astuner.backbone.local.backbone import SpareCores
 from astuner.run_record import read_index, read_metrics, read_recorded_episode
 
 MakeJob = Callable[..., AstunerJob]

@@ -21,12 +21,16 @@ from transformers import (
 )
 
 from astuner.algorithms.training_rows import TrainingRow
-from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.micro_batches import micro_batches
+from astuner.backbone.local.forward import micro_batches, token_logprobs
 from astuner.backbone.packing import packed_attention as packed
-from astuner.backbone.packing.pack_costs import PackCosts, count_pack_costs
-from astuner.context_tracker import Packing, encode_ids, pack, pack_separate
+from astuner.backbone.packing.packed_attention import PackCosts, count_pack_costs
+from astuner.context_tracker import Packing, encode_ids, pack_encoded, pack_separate
 from tests.examples import examples
+
+
+def packed_ids(sequences):
+    return pack_encoded([encode_ids(sequence) for sequence in sequences])
+
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 60,
@@ -123,7 +127,7 @@ def test_each_token_has_the_logprob_at_its_own_temperature(packed_rows: bool):
     outcomes = []
     model = make_model()
     weights = torch.linspace(1, 2, selected.numel()).view(selected.shape)
-    packing = pack(rows) if packed_rows else None
+    packing = packed_ids(rows) if packed_rows else None
     logprobs, entropies = token_logprobs(model, padded(rows), selected, temperature, packing)
     (logprobs * weights).sum().backward()
     outcomes.append((logprobs.detach(), entropies, model.lm_head.weight.grad.clone()))
@@ -143,7 +147,7 @@ def test_each_token_has_the_logprob_at_its_own_temperature(packed_rows: bool):
 def test_packing_changes_neither_values_nor_gradients(kind: str, first: int):
     rows = make_rows(20, (36, 36, 33, 24, 40))
     selected = from_column(rows, first)
-    model, packing = make_model(kind), pack(rows)
+    model, packing = make_model(kind), packed_ids(rows)
     assert_same(outcome(model, rows, selected, packing), outcome(model, rows, selected))
     assert count_tokens(model, rows, selected) == 5 * 40
     assert count_tokens(model, rows, selected, packing) == len(
@@ -159,7 +163,7 @@ def test_any_rows_give_what_they_give_alone(rows: list[list[int]], data: st.Data
         selected[0, 1] = 1
     model = make_model(initializer_range=0.1).eval()  # sure of nothing, so that gradients are no rounding
     expected = outcome(model, rows, selected)
-    assert_same(outcome(model, rows, selected, pack(rows)), expected)
+    assert_same(outcome(model, rows, selected, packed_ids(rows)), expected)
     assert_same(outcome(model, rows, selected, pack_separate([encode_ids(row) for row in rows])), expected)
 
 
@@ -181,7 +185,7 @@ ROWS = make_rows(20, (36, 36, 33, 24, 40)) + make_rows(9, (30, 20), seed=1)
 
 
 def test_the_dense_mask_of_a_gpu_gives_the_same(as_on_a_gpu: Callable[[Packing], Any]):
-    selected, model, packing = from_column(ROWS, 12), make_model(), pack(ROWS)
+    selected, model, packing = from_column(ROWS, 12), make_model(), packed_ids(ROWS)
     expected = outcome(model, ROWS, selected, packing)
     assert isinstance(as_on_a_gpu(packing), Tensor)
     assert_same(outcome(model, ROWS, selected, packing), expected)
@@ -190,7 +194,7 @@ def test_the_dense_mask_of_a_gpu_gives_the_same(as_on_a_gpu: Callable[[Packing],
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_attention_gives_the_same(as_on_a_gpu: Callable[[Packing], Any], monkeypatch: pytest.MonkeyPatch):
     """It runs uncompiled on a CPU, without a gradient."""
-    selected, model, packing = from_column(ROWS, 12), make_model(), pack(ROWS)
+    selected, model, packing = from_column(ROWS, 12), make_model(), packed_ids(ROWS)
     expected, _, _ = outcome(model, ROWS, selected, packing)
     monkeypatch.setattr(packed, "_can_compile", lambda: True)
     assert not isinstance(as_on_a_gpu(packing), Tensor)
@@ -204,7 +208,7 @@ def test_gradient_checkpointing_recomputes_packed_rows():
     selected = from_column(rows, 25)
     plain, recomputing = make_model(), make_model()
     recomputing.gradient_checkpointing_enable({"use_reentrant": False})
-    assert_same(outcome(recomputing, rows, selected, pack(rows)), outcome(plain, rows, selected))
+    assert_same(outcome(recomputing, rows, selected, packed_ids(rows)), outcome(plain, rows, selected))
 
 
 def test_adapters_take_packed_rows():
@@ -216,7 +220,7 @@ def test_adapters_take_packed_rows():
     rows = make_rows(20, (36, 30, 40))
     selected = from_column(rows, 25)
     assert packed.supports_packing(model)
-    assert_same(outcome(model, rows, selected, pack(rows)), outcome(model, rows, selected))
+    assert_same(outcome(model, rows, selected, packed_ids(rows)), outcome(model, rows, selected))
 
 
 def test_attention_in_windows_is_left_to_the_model():
@@ -245,11 +249,11 @@ def test_costs_are_counted_and_weighed():
     assert costs.per_batch > 0
     assert count_pack_costs(make_model(), torch.device("cpu")) == costs
     costs = PackCosts(per_token=1.0, per_pair=0.0, per_batch=10.0)
-    assert costs.is_cheaper_packed(pack(make_rows(20, (36, 36, 36))))
-    assert not costs.is_cheaper_packed(pack(make_rows(4, (12, 12, 12))))
+    assert costs.is_cheaper_packed(packed_ids(make_rows(20, (36, 36, 36))))
+    assert not costs.is_cheaper_packed(packed_ids(make_rows(4, (12, 12, 12))))
     # 3 rows of 36 tokens, 20 of them shared, 16 queries that look at 36 keys each where they stand behind the others.
-    assert PackCosts(0.0, 1.0, 0.0).of_packing(pack(make_rows(20, (36, 36, 36)))) == 36 * 18 + 2 * 16 * 36
-    assert PackCosts(0.0, 1.0, 0.0).of_separate_rows(pack(make_rows(20, (36, 36, 36)))) == 3 * 36 * 18
+    assert PackCosts(0.0, 1.0, 0.0).of_packing(packed_ids(make_rows(20, (36, 36, 36)))) == 36 * 18 + 2 * 16 * 36
+    assert PackCosts(0.0, 1.0, 0.0).of_separate_rows(packed_ids(make_rows(20, (36, 36, 36)))) == 3 * 36 * 18
 
 
 def test_rows_that_begin_alike_go_together_within_the_budget():

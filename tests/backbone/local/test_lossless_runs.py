@@ -14,6 +14,7 @@ import pytest
 from astuner import AstunerJob
 from astuner.analysis.explain.command import explain
 from astuner.errors import BackboneError, RecordError
+from astuner.launcher.resume import can_resume
 from astuner.run_record import read_index, read_metrics, read_summary
 from astuner.viewer.export import export_run
 from campaigns.serial_run import Runs, compare, write_job
@@ -211,12 +212,10 @@ def damage(record: Path, line: bytes) -> None:
         (record / name).write_bytes(b"".join([lines[0], line + b"\n", *lines[1:]]))
 
 
-@pytest.mark.parametrize("line", [b"{}", b'{"step":"x"}', b"\xff"])
-def test_damaged_rows_do_not_keep_a_run_from_resuming(
-    serial: tuple[Runs, Path], killed: Path, tmp_path: Path, line: bytes
-):
+def test_damaged_rows_do_not_keep_a_run_from_resuming(serial: tuple[Runs, Path], killed: Path, tmp_path: Path):
     runs, whole = serial
-    damage(killed, line)
+    for line in (b"{}", b'{"step":"x"}', b"\xff"):
+        damage(killed, line)
     runs.complete(tmp_path)
     comparison = compare(whole, tmp_path / "run")
     assert set(comparison.leftovers) == {"metrics.jsonl.damaged", "episodes/index.jsonl.damaged"}
@@ -249,12 +248,17 @@ def test_half_written_rows_at_the_end_of_all_files(
     assert comparison.is_equal, comparison
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[]"])
 def test_a_damaged_configuration_is_not_a_configuration(
-    serial: tuple[Runs, Path], killed: Path, tmp_path: Path, content: bytes
+    serial: tuple[Runs, Path], killed: Path, tmp_path: Path, log: list[str]
 ):
     runs, _ = serial
-    (killed / "config.yaml").write_bytes(content)
+    config = (killed / "config.yaml").read_text()
+    assert can_resume(killed, config, tmp_path)
+    for content in (b"", b"\xff\xfe", b"[]", b"{"):
+        (killed / "config.yaml").write_bytes(content)
+        log.clear()
+        assert not can_resume(killed, config, tmp_path)
+        assert "config.yaml is missing or damaged" in log[0]
     runs.complete(tmp_path, "astuner.trainer_common.total_training_steps=1")
     assert "config.yaml is missing or damaged" in (tmp_path / "output.log").read_text()
     assert (tmp_path / "run.1/checkpoints/step_000002").exists()

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from astuner import AstunerJob
-from astuner.backbone.local.optimizer import Optimizer
+from astuner.backbone.local.policy import Optimizer
 from astuner.cli.main import astuner
 from astuner.run_record import read_index
 from astuner.run_record.episodes import EpisodeEntry
@@ -69,7 +69,7 @@ def edit_metric(record: Path, step: int, name: str, change: float) -> None:
 
 def test_injected_changes_are_named(make_job: MakeJob, record: Path, tmp_path: Path):
     # Another run with the same seed is equal.
-    again = make_job(trainer_common__deterministic=True, rollout__max_env_worker=2).tune(tmp_path / "again").record
+    again = make_job(trainer_common__deterministic=True, rollout__max_env_worker=3).tune(tmp_path / "again").record
     code, found = outcome("bisect", record, again)
     assert (code, found["first"], found["steps"]) == (1, None, 3)
     assert [key for key, _, _ in found["keys"]] == ["astuner.rollout.max_env_worker"]

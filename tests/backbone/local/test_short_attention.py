@@ -9,8 +9,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.packing import packed_attention as packed
-from astuner.backbone.packing.short_attention import is_short, short_attention
-from astuner.context_tracker import pack
+from astuner.backbone.packing.packed_attention import is_short, short_attention
+from astuner.context_tracker import encode_ids, pack_encoded
+
+
+def packed_ids(sequences):
+    return pack_encoded([encode_ids(sequence) for sequence in sequences])
 
 
 def difference(actual: Tensor, expected: Tensor) -> float:
@@ -62,7 +66,7 @@ def test_packed_rows_have_the_gradient_of_pytorchs_kernel(monkeypatch: pytest.Mo
     def gradient(dtype: torch.dtype) -> Tensor:
         model.zero_grad()
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            logprobs, _ = token_logprobs(model, ids, selected, 0.8, pack(rows))
+            logprobs, _ = token_logprobs(model, ids, selected, 0.8, packed_ids(rows))
         logprobs.sum().backward()
         return torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from astuner.algorithms import resolve
-from astuner.backbone.local.optimizer import Optimizer
-from astuner.backbone.local.policy import Policy
+from astuner.backbone.local.policy import Optimizer, Policy
 from astuner.backbone.local.update import PolicyUpdate
 from astuner.config.model import ModelConfig
-from astuner.config.optimizer import PackMode
+from astuner.config.trainer import PackMode
 from tests.backbone.published_steps import STEPS, assert_gradient, published_step
 
 

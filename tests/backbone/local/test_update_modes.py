@@ -15,13 +15,12 @@ from torch import Tensor
 
 from astuner.algorithms import resolve
 from astuner.backbone.local.forward import token_logprobs
-from astuner.backbone.local.optimizer import Optimizer
-from astuner.backbone.local.policy import Policy
+from astuner.backbone.local.policy import Optimizer, Policy
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.model import ModelConfig
-from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
+from astuner.config.trainer import PackMode
 from astuner.context_tracker import build_samples
 from astuner.schema import AgentStep, Episode, LlmCall, Task
 

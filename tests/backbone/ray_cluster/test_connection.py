@@ -23,6 +23,7 @@ from astuner.system.localhost import free_port
 from astuner.system.process_tree import environment_variable
 from astuner.system.signals import Terminated, terminate_on
 from tests.backbone.runs import PATIENCE
+from tests.launcher.liveness import running_after
 
 
 @pytest.mark.verl
@@ -120,8 +121,7 @@ def test_a_killed_run_leaves_no_agent_that_does_not_react():
             time.sleep(1.0)  # the guard has seen the agent
         finally:
             run.kill()
-    _, running = psutil.wait_procs(started, PATIENCE)
-    assert not running
+    assert not running_after(started, PATIENCE)
     until = time.monotonic() + PATIENCE
     while Path(folder).exists():
         assert time.monotonic() < until

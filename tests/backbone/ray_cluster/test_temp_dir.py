@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.backbone.ray_cluster.temp_dir import is_too_long, preferred_parent, ray_temp_dir
+from astuner.backbone.ray_cluster.environment import is_too_long, preferred_parent, ray_temp_dir
 from astuner.errors import BackboneError
 
 
@@ -133,7 +133,7 @@ def test_error_names_the_folder_and_the_fix(short: Path, monkeypatch: pytest.Mon
 
 
 def test_only_folders_of_killed_runs_are_removed(short: Path):
-    script = "import sys\nfrom astuner.backbone.ray_cluster.temp_dir import ray_temp_dir\n"
+    script = "import sys\nfrom astuner.backbone.ray_cluster.environment import ray_temp_dir\n"
     script += "with ray_temp_dir() as folder:\n    print(folder, flush=True)\n    sys.stdin.read()\n"
     other = subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from astuner.backbone.trinity.machine_facts import TrinityRunFacts
+from astuner.backbone.trinity.rules import TrinityRunFacts
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 

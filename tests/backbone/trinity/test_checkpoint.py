@@ -12,11 +12,11 @@ import torch
 from astuner.backbone.trinity.backbone import on_gpus
 from astuner.backbone.trinity.checkpoint import TrinityCheckpoint, TrinityCheckpoints, TrinityState
 from astuner.backbone.trinity.tinker_service import RemoteTinkerService
-from astuner.backbone.trinity.training_backends import TinkerTrainingBackend, VerlTrainingBackend
+from astuner.backbone.trinity.training_backends import VerlTrainingBackend
 from astuner.errors import RecordError
 from tests.backbone.trinity.plans import run_config
 
-BACKEND = TinkerTrainingBackend(RemoteTinkerService("http://127.0.0.1:1", "tml-none"))
+BACKEND = RemoteTinkerService("http://127.0.0.1:1", "tml-none")
 
 
 def test_state_is_restored_from_a_checkpoint(tmp_path: Path):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.backbone.training.schedule import TaskOrder
-from astuner.backbone.training.task_sampling import TaskSampler
+from astuner.backbone.training.schedule import TaskOrder, TaskSampler
 from astuner.config.root import AstunerConfig
 from astuner.config.task_selection import CurriculumConfig
 from astuner.debugging.breakpoints import active_breakpoints
@@ -34,7 +33,7 @@ def make_coordinator(
     over_rollout: float = 0,
     style: str = "explorer_driven",
 ):
-    from astuner.backbone.episode_workers.worker import AgentJob
+    from astuner.backbone.episode_workers.messages import AgentJob
     from astuner.backbone.trinity.coordinator import Coordinator, CoordinatorJob, StepSchedule
 
     config = AstunerConfig(
@@ -58,7 +57,7 @@ async def can_start(coordinator, step: int) -> bool:
 
 
 async def test_explorer_is_at_most_max_steps_ahead():
-    from astuner.backbone.trinity.events import MetricsLogged
+    from astuner.backbone.trinity.coordinator import MetricsLogged
 
     coordinator, schedule = make_coordinator(pause_every=100)
     assert not await can_start(coordinator, 1)
@@ -74,7 +73,7 @@ async def test_explorer_is_at_most_max_steps_ahead():
 
 
 async def test_explorer_pauses_for_validations_and_stops_after_the_last_step():
-    from astuner.backbone.trinity.events import MetricsLogged
+    from astuner.backbone.trinity.coordinator import MetricsLogged
 
     coordinator, schedule = make_coordinator(max_steps_ahead=100)
     await coordinator.start_training(schedule)
@@ -112,7 +111,7 @@ async def test_resumed_run_continues_at_its_step():
 
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 async def test_batches_that_depend_on_results_wait_for_them(steps_ahead: int):
-    from astuner.backbone.trinity.events import MetricsLogged
+    from astuner.backbone.trinity.coordinator import MetricsLogged
 
     def sampler() -> TaskSampler:
         settings = {"batch_size": 2, "seed": 1, "shuffle": True, "steps_ahead": steps_ahead}
@@ -141,7 +140,7 @@ async def test_batches_that_depend_on_results_wait_for_them(steps_ahead: int):
 
 
 async def test_waiting_batch_is_returned_when_it_may_start():
-    from astuner.backbone.trinity.events import MetricsLogged
+    from astuner.backbone.trinity.coordinator import MetricsLogged
 
     coordinator, schedule = make_coordinator(max_steps_ahead=0, pause_every=100)
     await coordinator.start_training(schedule)
@@ -207,7 +206,7 @@ async def test_over_rollout_runs_whole_tasks_with_at_most_max_env_worker_episode
 
 
 async def test_no_update_and_no_batch_starts_after_the_end_and_a_started_update_is_finished():
-    from astuner.backbone.trinity.events import BatchConsumed, MetricsLogged
+    from astuner.backbone.trinity.coordinator import BatchConsumed, MetricsLogged
 
     coordinator, schedule = make_coordinator(done=2, pause_every=100)  # two optimizer steps per training step
     await coordinator.start_training(schedule)
@@ -228,7 +227,7 @@ async def test_no_update_and_no_batch_starts_after_the_end_and_a_started_update_
 
 
 async def test_training_that_ends_before_its_first_update_ends_after_the_step_of_its_checkpoint():
-    from astuner.backbone.trinity.events import BatchConsumed
+    from astuner.backbone.trinity.coordinator import BatchConsumed
 
     coordinator, schedule = make_coordinator(done=2)
     await coordinator.start_training(schedule)
@@ -237,7 +236,7 @@ async def test_training_that_ends_before_its_first_update_ends_after_the_step_of
 
 
 async def test_a_step_whose_episodes_are_complete_is_trained_after_the_end():
-    from astuner.backbone.trinity.events import BatchConsumed
+    from astuner.backbone.trinity.coordinator import BatchConsumed
 
     coordinator, schedule = make_coordinator(done=2)
     await coordinator.start_training(schedule)
@@ -246,7 +245,7 @@ async def test_a_step_whose_episodes_are_complete_is_trained_after_the_end():
 
 
 async def test_events_are_in_order_and_usable_episodes_in_batch_order():
-    from astuner.backbone.trinity.events import EpisodeFinished, ShareFinished
+    from astuner.backbone.trinity.coordinator import EpisodeFinished, ShareFinished
 
     coordinator, schedule = make_coordinator()
     await coordinator.start_training(schedule)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     variables = {"PYTHONPATH": str(Path(__file__).parents[3]), "SHARED_FOLDER": str(folder)}
     with (
         environment_set(OWN_ENVIRONMENT),
-        worker_server(("astuner.backbone.episode_workers.worker", "torch", "transformers"), variables) as server,
+        worker_server(("astuner.backbone.episode_workers.process", "torch", "transformers"), variables) as server,
         ray_connected(
             {
                 "namespace": "episode-runner",
@@ -45,15 +46,14 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def run_episodes(agent: str, model: Path, folder: Path) -> tuple[list[Any], list[Any]]:
+def run_episodes(agent: str, model: Path, folder: Path, step: int = 1) -> tuple[list[Any], list[Any]]:
     """Run the batch; return the episodes with a reward, and the events that the launcher receives."""
     import ray
 
-    from astuner.backbone.episode_workers.worker import AgentJob
-    from astuner.backbone.trinity.coordinator import CoordinatorJob, start_coordinator
+    from astuner.backbone.episode_workers.messages import AgentJob
+    from astuner.backbone.trinity.coordinator import CoordinatorJob, EpisodesStarted, start_coordinator
     from astuner.backbone.trinity.engines import RolloutWeights
     from astuner.backbone.trinity.episode_runner import EpisodeRunner
-    from astuner.backbone.trinity.events import EpisodesStarted
 
     workflow = f"{AGENTS}->{agent}"
     config = run_config(
@@ -65,32 +65,36 @@ def run_episodes(agent: str, model: Path, folder: Path) -> tuple[list[Any], list
     try:
         runner = EpisodeRunner(ray.get(handle.job.remote()))
         weights = RolloutWeights(0, "model", "http://127.0.0.1:9/v1", "model")
-        usable = runner.run(REQUEST, weights, EpisodesStarted("this process", None))
+        usable = runner.run(replace(REQUEST, step=step), weights, EpisodesStarted("this process", None))
         return usable, list(ray.get(handle.read_events.remote(5.0)))
     finally:
         ray.kill(handle)
 
 
-def test_only_the_episode_that_kills_its_process_is_lost(shared: Path, model_folder: Path, tmp_path: Path):
-    from astuner.backbone.episode_workers.worker import LogRecord
-    from astuner.backbone.trinity.events import EpisodeFinished, EpisodesStarted, ShareFinished
+@pytest.mark.parametrize(("step", "runs", "losses"), [(1, 1, 0), (2, 3, 3)], ids=["worker", "host"])
+def test_only_the_episode_that_kills_a_process_is_lost(
+    step: int, runs: int, losses: int, shared: Path, model_folder: Path, tmp_path: Path
+):
+    from astuner.backbone.episode_workers.messages import LogRecord
+    from astuner.backbone.trinity.coordinator import EpisodeFinished, EpisodesStarted, ShareFinished
 
-    usable, events = run_episodes("KillsItsWorker", model_folder, tmp_path)
+    usable, events = run_episodes("KillsAProcess", model_folder, tmp_path, step)
     assert usable == []
     finished = [event.episode for event in events if isinstance(event, EpisodeFinished)]
     kinds = {(episode.task.task_id, episode.repeat_index): episode.error_kind for episode in finished}
     assert sorted(kinds) == sorted((task.task_id, repeat) for task in TASKS for repeat in range(2))
     assert len(finished) == 6
     assert [pair for pair, kind in kinds.items() if kind == "worker"] == [("unlucky", 1)]
-    # Finished episodes did not run again; the fatal one ran three times, the last time alone.
-    ran = Counter(path.name.rpartition(".")[0] for path in shared.iterdir() if path.name.startswith("train-"))
-    assert ran.pop("train-000001-unlucky-1") == 3
+    # Finished episodes did not run again; one that ends its host ran three times, the last time alone.
+    prefix = f"train-{step:06d}-"
+    ran = Counter(path.name.rpartition(".")[0] for path in shared.iterdir() if path.name.startswith(prefix))
+    assert ran.pop(f"{prefix}unlucky-1") == runs
     assert set(ran.values()) == {1}
     # Each loss is logged, and resets the launcher's timeout.
     logged = [event.text for event in events if isinstance(event, LogRecord)]
-    assert sum("an episode worker was lost in train step 1" in text for text in logged) == 3
-    assert sum(isinstance(event, EpisodesStarted) for event in events) == 3
-    assert events[-1] == ShareFinished("train", 1, 6, [])
+    assert sum("an episode host was lost in train step 2" in text for text in logged) == losses
+    assert sum(isinstance(event, EpisodesStarted) for event in events) == losses
+    assert events[-1] == ShareFinished("train", step, 6, [])
 
 
 def test_an_agent_that_cannot_be_loaded_is_an_error(shared: Path, model_folder: Path, tmp_path: Path):

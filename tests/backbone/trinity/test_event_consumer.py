@@ -28,7 +28,7 @@ STALL = 2.0
 @pytest.fixture(scope="module")
 def event_consumer() -> Iterator[Any]:
     """An event consumer with a coordinator and two actors that never stop."""
-    from astuner.backbone.episode_workers.worker import AgentJob
+    from astuner.backbone.episode_workers.messages import AgentJob
     from astuner.backbone.ray_cluster.connection import ray_connected
     from astuner.backbone.ray_cluster.environment import OWN_ENVIRONMENT, environment_set
     from astuner.backbone.trinity.coordinator import CoordinatorJob, start_coordinator
@@ -65,7 +65,7 @@ def wait_for_an_update(event_consumer: Any) -> None:
 def test_another_call_continues_a_wait_that_a_signal_interrupted(event_consumer: Any) -> None:
     import ray
 
-    from astuner.backbone.trinity.events import AdvantagesReady, BatchConsumed, EpisodeFinished, MetricsLogged
+    from astuner.backbone.trinity.coordinator import AdvantagesReady, BatchConsumed, EpisodeFinished, MetricsLogged
 
     def post(*events: Any) -> None:
         for event in events:
@@ -98,7 +98,7 @@ def test_another_call_continues_a_wait_that_a_signal_interrupted(event_consumer:
 def test_stalled_run_is_an_error_even_if_episodes_write_logs(event_consumer: Any, wait: Callable[[Any], None]) -> None:
     import ray
 
-    from astuner.backbone.episode_workers.worker import LogRecord
+    from astuner.backbone.episode_workers.messages import LogRecord
 
     stopped = Event()
 

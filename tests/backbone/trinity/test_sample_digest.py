@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from astuner.backbone.trinity.sample_digest import check_samples_match, content_digest, sample_digest
+from astuner.backbone.trinity.metrics import check_samples_match, content_digest, sample_digest
 from astuner.errors import BackboneError
 from astuner.schema import CallSpan, Episode, Sample, Task
 

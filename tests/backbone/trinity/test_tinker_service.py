@@ -100,7 +100,9 @@ def test_only_named_checkpoints_are_deleted(tmp_path: Path):
         write_checkpoint({"a": torch.zeros(1)}, tmp_path / "run" / "weights" / name)
     write_checkpoint({"a": torch.zeros(1)}, tmp_path / "run" / "sampler_weights" / "one")
     assert checkpoint_folder(tmp_path, "tinker://run/weights/a b") == tmp_path / "run" / "weights" / "a%20b"
-    server = LocalTinkerServer("http://127.0.0.1:1", tmp_path, tmp_path / "log", cast(GuardedProcess, None))
+    server = LocalTinkerServer(
+        "http://127.0.0.1:1", folder=tmp_path, log=tmp_path / "log", process=cast(GuardedProcess, None)
+    )
     server.delete_weights(["tinker://run/weights/one", "tinker://run/weights/three"])
     left = sorted(str(file.parent.relative_to(tmp_path)) for file in tmp_path.rglob("trained.safetensors"))
     assert left == ["run/sampler_weights/one", "run/weights/two"]

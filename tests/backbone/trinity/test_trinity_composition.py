@@ -10,7 +10,7 @@ from typing import Any, get_args
 import pytest
 from omegaconf import OmegaConf
 
-from astuner.backbone.trinity.machine_facts import TrinityRunFacts
+from astuner.backbone.trinity.rules import TrinityRunFacts
 from astuner.backbone.trinity.trainer_config import (
     check_without_ray,
     compose_trinity_config,
@@ -18,9 +18,8 @@ from astuner.backbone.trinity.trainer_config import (
     packaged_config,
     trinity_config,
 )
-from astuner.config.checks import unsupported_values
 from astuner.config.keys import KeyPath, dotted, parts, schema
-from astuner.config.loading import load_config, with_values
+from astuner.config.loading import load_config, unsupported_values, with_values
 from astuner.config.root import RunConfig
 from astuner.config.trainer_mapping import trainer_mapping
 from astuner.errors import BackboneError, ConfigError

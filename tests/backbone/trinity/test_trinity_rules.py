@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.backbone.trinity import rules
-from astuner.backbone.trinity.machine_facts import TrinityRunFacts
 from astuner.backbone.trinity.preflight import machine_problems
+from astuner.backbone.trinity.rules import TrinityRunFacts
 from tests.backbone.trinity.plans import GPU, TINKER, run_config
 
 

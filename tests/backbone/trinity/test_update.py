@@ -80,7 +80,7 @@ def tinker_trainer_step(config: RunConfig, model: Path, batches: list[list[Any]]
     from trinity.trainer.tinker.tinker_trainer import TinkerTrainerWrapper
     from trinity.trainer.tinker.utils import to_tinker_input
 
-    from astuner.backbone.local.optimizer import Optimizer
+    from astuner.backbone.local.policy import Optimizer
     from astuner.backbone.trinity.metrics import update_metrics
     from astuner.backbone.trinity.trainer_plugins import EpisodeLoss
 
@@ -175,7 +175,7 @@ def test_the_correction_is_measured_by_staleness(model_folder: Path):
 
 def test_experiences_contain_the_recorded_tokens_and_masks(model_folder: Path):
     from astuner.backbone.trinity.advantage_fn import EPISODE, SAMPLE
-    from astuner.backbone.trinity.sample_digest import check_samples_match, content_digest
+    from astuner.backbone.trinity.metrics import check_samples_match, content_digest
 
     episodes = make_episodes(local_reference(model_folder).logprobs)
     samples = {(ep.episode_id, index): sample for ep in episodes for index, sample in enumerate(ep.samples)}

@@ -59,7 +59,7 @@ def verl_step(config: RunConfig, model: Path, batches: list[list[Any]], workers:
     from verl.utils.py_functional import append_to_dict
     from verl.workers.engine.utils import prepare_micro_batches
 
-    from astuner.backbone.local.optimizer import Optimizer
+    from astuner.backbone.local.policy import Optimizer
     from astuner.backbone.trinity.rules import entropy_args, entropy_loss, loss_args
     from astuner.backbone.trinity.verl_trainer import worker_rows
     from tests.backbone.trinity.plans import GPU

@@ -17,7 +17,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from astuner.algorithms.correction import CORRECTION_SUMS
-from astuner.algorithms.loss_metrics import LossMetrics
+from astuner.algorithms.policy_batch import LossMetrics
 from astuner.backbone.verl import trainer as trainer_module
 from astuner.backbone.verl.trainer import VerlTrainer
 

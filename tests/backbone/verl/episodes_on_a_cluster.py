@@ -38,16 +38,17 @@ def main(address: str, model: str, folder: str) -> None:
         verl_environment("cpu", own_ray=True) as environment,
         ray_running(ray_config, environment | {"SHARED_FOLDER": folder}),
     ):
-        from astuner.backbone.verl.episode_worker_pool import EpisodeWorkerPool, WorkerJob
+        from astuner.backbone.episode_workers.messages import AgentJob
+        from astuner.backbone.verl.episode_hosts import EpisodeHosts
         from astuner.backbone.verl.rollout_engine import VerlEngine
 
         config = with_values(RunConfig(), settings).astuner
-        job = WorkerJob(config, (), Path(folder), model, active_breakpoints(), VerlEngine(None, 64))
-        worker_pool = EpisodeWorkerPool(job, ActiveEpisodes())
-        worker_pool.start()
+        job = AgentJob(config, (), Path(folder), model, active_breakpoints())
+        hosts = EpisodeHosts(job, VerlEngine(None, 64), ActiveEpisodes())
+        hosts.start()
         reported: list[str] = []
-        episodes = worker_pool.run(REQUEST, lambda episode: reported.append(episode.episode_id), lambda _: None)
-        worker_pool.close()
+        episodes = hosts.run(REQUEST, lambda episode: reported.append(episode.episode_id), lambda _: None)
+        hosts.close()
     error_kinds = {episode.episode_id: episode.error_kind for episode in episodes}
     print(json.dumps({"error_kinds": error_kinds, "reported": reported, "warnings": warnings}))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +64,17 @@ class ExtremeRewards(Letters):
         return WorkflowOutput(reward=1e308 if workflow_task.repeat_index % 2 else -1e308)
 
 
+def actor_process(class_name: str) -> psutil.Process:
+    """Return the process of this test's only actor of Ray whose class has this name, with any prefix."""
+    (actor,) = (
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if re.match(rf"ray::\w*{class_name}", " ".join(process.info["cmdline"] or ()))
+        if environment_variable(process, "SHARED_FOLDER") == os.environ["SHARED_FOLDER"]
+    )
+    return actor
+
+
 def first_time(event: str) -> bool:
     """Return True at the first call with `event`, over all processes and runs that share SHARED_FOLDER."""
     try:
@@ -74,7 +85,7 @@ def first_time(event: str) -> bool:
 
 
 class EpisodeFailures(Letters):
-    """Step 1: an episode raises and one hangs. Step 2: a task and all of validation fail, and a worker dies."""
+    """Step 1: an episode raises and one hangs. Step 2: a task and all of validation fail, and a host dies."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         split, step, *_ = workflow_task.episode_id.split("-")
@@ -86,8 +97,9 @@ class EpisodeFailures(Letters):
             await asyncio.sleep(1000)
         if at[:2] == ("train", 2) and not workflow_task.task.metadata["unlucky"]:
             raise RuntimeError("this task never works")
-        if at == ("train", 2, 0) and first_time("worker"):
-            os.kill(os.getpid(), signal.SIGKILL)
+        if at == ("train", 2, 0) and first_time("host"):
+            actor_process("EpisodeHost").kill()
+            await asyncio.sleep(60)
         if at[:2] == ("val", 2):
             raise RuntimeError("validation never works")
         return await super().execute(workflow_task, model_tuner)
@@ -117,9 +129,7 @@ class EngineDies(Letters):
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         if workflow_task.episode_id.startswith("train-000003-") and first_time("engine"):
-            import ray
-
-            ray.kill(ray.get_actor("astuner_embedded_0"))
+            actor_process("EmbeddedServer").kill()
         return await super().execute(workflow_task, model_tuner)
 
 
@@ -152,14 +162,22 @@ def is_core_of_this_test(process: psutil.Process) -> bool:
     return "EngineCor" in name and mark == os.environ["ASTUNER_TEST_MARK"]
 
 
-class KillsItsWorker(Workflow):
-    """Kills its process in the second repeat of the unlucky task."""
+def raylet() -> psutil.Process:
+    """Return Ray's process of this node; the actor was not forked by a `WorkerServer`."""
+    (found,) = (process for process in psutil.Process().parents() if process.name() == "raylet")
+    return found
+
+
+class KillsAProcess(Workflow):
+    """In the second repeat of the unlucky task, kills its process in the first step, and its host in the second."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         (Path(os.environ["SHARED_FOLDER"]) / f"{workflow_task.episode_id}.{uuid4().hex}").touch()
         if (workflow_task.task.task_id, workflow_task.repeat_index) == ("unlucky", 1):
             await asyncio.sleep(1)  # other episodes end first
-            os.kill(os.getpid(), signal.SIGKILL)
+            is_first_step = workflow_task.episode_id.startswith("train-000001-")
+            (psutil.Process() if is_first_step else actor_process("EpisodeHost")).kill()
+            await asyncio.sleep(60)
         raise RuntimeError("this agent calls no engine")
 
 
@@ -177,14 +195,12 @@ class PrintsSecrets(Letters):
     """Prints and logs its node's API key, and records when and on which node it ran."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        import ray
-
         key, start = os.environ["NODE_API_KEY"], time.time()
         print("the key is", key, flush=True)
         logger.warning("the key is {}", key)
         output = await super().execute(workflow_task, model_tuner)
         with (Path(os.environ["SHARED_FOLDER"]) / "ran").open("a") as file:
-            file.write(f"{start} {time.time()} {ray.get_runtime_context().get_node_id()}\n")
+            file.write(f"{start} {time.time()} {raylet().pid}\n")
         if workflow_task.repeat_index == 3:
             raise RuntimeError(f"rejected: {key}")
         return replace(output, metadata={"key": key})
@@ -201,11 +217,11 @@ class HasABreakpoint(Letters):
 
 
 class WaitsForAFile(Workflow):
-    """Writes its process id, and continues as soon as the file `continue` exists."""
+    """Writes its host's process id, and continues as soon as the file `continue` exists."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
         folder = Path(os.environ["SHARED_FOLDER"])
-        (folder / "process").write_text(str(os.getpid()))
+        (folder / "process").write_text(str(actor_process("EpisodeHost").pid))
         while not (folder / "continue").exists():
             await asyncio.sleep(0.05)  # waits here
         return WorkflowOutput(reward=1.0)
@@ -215,10 +231,8 @@ class WaitsOnItsNode(Workflow):
     """Records on which node it runs, and continues as soon as the file `continue` exists."""
 
     async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
-        import ray
-
         folder = Path(os.environ["SHARED_FOLDER"])
-        node = ray.util.get_node_ip_address()
+        (node,) = (word.partition("=")[2] for word in raylet().cmdline() if word.startswith("--node_ip_address="))
         (folder / f"{workflow_task.episode_id}.{uuid4().hex}.ran").write_text(node)
         while not (folder / "continue").exists():
             await asyncio.sleep(0.05)

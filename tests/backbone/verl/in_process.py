@@ -24,7 +24,7 @@ from astuner.backbone.verl.cpu.platform import CpuPlatform
 from astuner.backbone.verl.loss import RowLoss
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.backbone.verl.training_engine import PACK, TrainingEngine, register
-from astuner.config.optimizer import PackMode
+from astuner.config.trainer import PackMode
 
 
 @contextlib.contextmanager

@@ -42,7 +42,7 @@ class LocalReference:
         The result lacks `update/changed_weights` and `update/cpu_threads`, which only the local backbone measures, and
         the number of computed tokens, which depends on the micro-batches.
         """
-        from astuner.backbone.local.optimizer import Optimizer
+        from astuner.backbone.local.policy import Optimizer
         from astuner.backbone.local.update import PolicyUpdate
 
         run = config.astuner

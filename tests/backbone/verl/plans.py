@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from astuner.backbone.verl.machine_facts import VerlRunFacts
+from astuner.backbone.verl.rules import VerlRunFacts
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 

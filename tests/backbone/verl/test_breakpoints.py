@@ -26,7 +26,7 @@ def test_an_episode_in_a_worker_stops_until_the_debugger_disconnects(model_folde
     try:
         client.attach(AGENTS)
         # In the first of eight episodes, and in the second.
-        stops = [stopped_at(client, "text", main=False) for _ in range(2)]
+        stops = [stopped_at(client, "text") for _ in range(2)]
         # In the third: debugpy blocks a thread forever if it stops while its client disconnects.
         client.event("stopped")
         client.ask("disconnect")

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from astuner.backbone.verl.machine_facts import VerlRunFacts
+from astuner.backbone.verl.rules import VerlRunFacts
 from astuner.backbone.verl.trainer_config import compose_verl_config, packaged_config
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.keys import KeyPath, dotted, schema

@@ -12,7 +12,7 @@ from astuner.algorithms import CallTable, PolicyBatch, resolve
 from astuner.algorithms.correction import CORRECTION_SUMS, Correction, corrected_loss, correction_summary
 from astuner.backbone.verl import rules
 from astuner.config.algorithm_settings import AlgorithmConfig
-from astuner.config.optimizer import CorrectionConfig
+from astuner.config.corrections import CorrectionConfig
 from tests.backbone.verl.plans import CPU, GPU, run_config
 
 pytestmark = pytest.mark.verl

@@ -94,7 +94,7 @@ def test_a_row_keeps_the_logprobs_after_top_p_in_four_bytes_a_token():
     (episode, *_) = packed_episodes()
     values = tuple(np.linspace(-2, 0, TRAINED, dtype=np.float32).tolist())
     call = replace(episode.calls[0], sampler_logprobs=values)
-    row = TrainingRow.from_sample(episode.samples[0], 0).with_sampler_logprobs({"c": call})
+    row = TrainingRow.from_sample(episode.samples[0], 0).with_calls({"c": call})
     assert isinstance(row.sampler_logprobs, np.ndarray)
     assert row.sampler_logprobs.nbytes == 4 * TOKENS
     assert tuple(row.sampler_logprobs[-TRAINED:].tolist()) == values

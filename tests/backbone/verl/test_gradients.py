@@ -10,8 +10,8 @@ import torch
 
 from astuner.algorithms import resolve
 from astuner.algorithms.distillation import ModelTeacher, TeacherSequence
-from astuner.config.optimizer import PackMode
 from astuner.config.root import AstunerConfig
+from astuner.config.trainer import PackMode
 from tests.backbone.published_steps import STEPS, assert_gradient, plain_model, published_step
 
 pytestmark = pytest.mark.verl
@@ -49,7 +49,7 @@ def test_gradient_of_a_step_is_that_of_the_published_formula(
 @PADDED_OR_PACKED
 def test_the_policy_as_its_own_teacher_scores_as_the_local_backbone(model_folder: Path, remove_padding: bool) -> None:
     from astuner.backbone.verl.loss import row_loss
-    from astuner.backbone.verl.policy_teacher import PolicyTeacher
+    from astuner.backbone.verl.session import PolicyTeacher
     from tests.backbone.verl.in_process import InProcessTrainer, cpu_process_group
 
     model = plain_model(model_folder)

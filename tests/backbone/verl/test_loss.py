@@ -11,7 +11,7 @@ from torch import Tensor
 from astuner.algorithms import resolve, sample_scales
 from astuner.algorithms.correction import Correction
 from astuner.config.algorithm_settings import AlgorithmConfig
-from astuner.config.optimizer import CorrectionConfig
+from astuner.config.corrections import CorrectionConfig
 from tests.algorithms.published import PUBLISHED, Answer, published_objective
 
 pytestmark = pytest.mark.verl

@@ -13,7 +13,7 @@ import torch
 from loguru import logger
 from omegaconf import OmegaConf
 
-from astuner.backbone.ray_cluster.actor_stream import ActorLostError
+from astuner.backbone.ray_cluster.nodes import ActorLostError
 from astuner.config.root import AstunerConfig
 from astuner.model_tuner import CallSettings
 from astuner.schema import Task
@@ -35,7 +35,7 @@ def external_lib(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_entropies_have_no_gradient_and_keep_no_logits(monkeypatch: pytest.MonkeyPatch, external_lib: Any):
-    from astuner.backbone.verl.entropy import disable_entropy_gradient
+    from astuner.backbone.verl.actor_worker import disable_entropy_gradient
 
     functions = external_lib.fsdp.verl_F
     for name in ("entropy_from_logits", "entropy_from_logits_with_chunking"):
@@ -133,8 +133,7 @@ class Calls:
 
 
 def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    from astuner.backbone.verl.checkpoint import VerlCheckpoints
-    from astuner.backbone.verl.session import VerlSession
+    from astuner.backbone.verl.session import VerlCheckpoints, VerlSession
     from astuner.backbone.verl.trainer import VerlTrainer
 
     calls = Calls()
@@ -147,7 +146,7 @@ def test_engines_sleep_while_checkpoints_are_saved_and_loaded(tmp_path: Path, mo
         codec=SimpleNamespace(save=lambda folder: None), tokenizer=SimpleNamespace(encode=lambda *_, **__: [1])
     )
     session.context = SimpleNamespace(run_inputs=run_inputs)
-    session.trainer, session.worker_pool, session.dtype, session._is_synced = trainer, calls, torch.float32, True
+    session.trainer, session.hosts, session.dtype, session._is_synced = trainer, calls, torch.float32, True
     session._checkpoints, session._certificate, session._config = VerlCheckpoints(tmp_path, 2), None, AstunerConfig()
     monkeypatch.setattr("astuner.backbone.verl.session.certify_sync", lambda *_: None)
     monkeypatch.setattr("astuner.backbone.verl.session.check_router_alive", lambda _: None)
@@ -194,9 +193,9 @@ def raise_ray_error(**_: object) -> None:
 
 
 def test_workers_of_an_interrupted_batch_are_neither_missed_nor_started_again(monkeypatch: pytest.MonkeyPatch):
-    from astuner.backbone.verl.episode_worker_pool import EpisodeWorkerPool
+    from astuner.backbone.verl.episode_hosts import EpisodeHosts
 
-    pool: Any = EpisodeWorkerPool(None, None)  # type: ignore[arg-type]
+    pool: Any = EpisodeHosts(None, None, None)  # type: ignore[arg-type]
     pool.job = SimpleNamespace(config=AstunerConfig())
     pool._actors = [SimpleNamespace(run=None)]
 
@@ -208,8 +207,8 @@ def test_workers_of_an_interrupted_batch_are_neither_missed_nor_started_again(mo
     def started(index: int) -> None:
         raise AssertionError("a worker was started again")
 
-    monkeypatch.setattr("astuner.backbone.verl.episode_worker_pool.ray.kill", lambda actor: None)
-    monkeypatch.setattr("astuner.backbone.verl.episode_worker_pool.actor_stream", killed)
+    monkeypatch.setattr("astuner.backbone.verl.episode_hosts.ray.kill", lambda actor: None)
+    monkeypatch.setattr("astuner.backbone.verl.episode_hosts.actor_stream", killed)
     monkeypatch.setattr(pool, "_start_actor", started)
     results: queue.SimpleQueue[Any] = queue.SimpleQueue()
     warnings: list[str] = []

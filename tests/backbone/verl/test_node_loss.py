@@ -27,7 +27,6 @@ def nodes_of_episodes(folder: Path) -> dict[str, list[str]]:
     return nodes
 
 
-@pytest.mark.long
 def test_episodes_of_a_lost_node_run_again_on_another(model_folder: Path, tmp_path: Path):
     with started_cluster(sys.executable, Layout((0, 0), {})) as cluster:
         script = [sys.executable, str(SCRIPT), cluster.address, str(model_folder), str(tmp_path)]
@@ -56,8 +55,8 @@ def test_episodes_of_a_lost_node_run_again_on_another(model_folder: Path, tmp_pa
     assert len(lost) in (2, 4)  # one task or two
     assert all(sorted(nodes[episode]) == cluster.nodes for episode in lost)
     assert all(nodes[episode] == cluster.nodes[:1] for episode in nodes.keys() - set(lost))
-    (warning,) = [warning for warning in outcome["warnings"] if "worker was lost" in warning]
-    assert "an episode worker was lost in train step 1 (" in warning
+    (warning,) = [warning for warning in outcome["warnings"] if "host was lost" in warning]
+    assert "an episode host was lost in train step 1 (" in warning
     assert f"{len(lost)} of its episodes had not finished" in warning
 
 

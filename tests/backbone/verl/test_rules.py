@@ -8,7 +8,7 @@ import pytest
 
 from astuner.algorithms import resolve
 from astuner.backbone.verl import rules
-from astuner.backbone.verl.machine_facts import VerlRunFacts
+from astuner.backbone.verl.rules import VerlRunFacts
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS
 from tests.backbone.verl.plans import CPU, GPU, run_config

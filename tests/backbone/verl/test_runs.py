@@ -17,7 +17,7 @@ from astuner.errors import BackboneError
 from astuner.run_record import read_index, read_metrics
 from tests.backbone.local.conftest import AGENTS as LOCAL_AGENTS
 from tests.backbone.runs import Run, error_beside_a_record, losses
-from tests.backbone.sampling_runs import SELECTING, check_kill_and_resume
+from tests.backbone.sampling_runs import SELECTING, check_batches
 from tests.backbone.verl.runs import make_job
 
 pytestmark = [pytest.mark.verl, pytest.mark.slow]
@@ -44,7 +44,7 @@ def test_a_run_survives_failures_of_episodes_and_workers(model_folder: Path, tmp
     for report in (late, requested):
         assert "last finished LLM call train-000001-" in report
         assert "await asyncio.sleep(1000)" in report
-    assert "an episode worker was lost in train step 2" in printed
+    assert "an episode host was lost in train step 2" in printed
     assert list(losses(run.record)) == [1, 2, 3]
     index = list(read_index(run.record))
     kinds = Counter((entry.step, entry.split, entry.error_kind) for entry in index)
@@ -66,9 +66,13 @@ def test_a_run_survives_failures_of_episodes_and_workers(model_folder: Path, tmp
 
 
 def test_a_run_resumes_after_each_way_to_end_early(model_folder: Path, tmp_path: Path):
-    """Extreme rewards, the death of the engine, of the driver, and a signal from Slurm."""
-    settings = {"trainer_common__total_training_steps": 10_000, "trainer_common__total_epochs": 10_000}
+    """Extreme rewards, the death of the engine, of the driver, and a signal from Slurm.
+
+    The tasks of each step depend on the results of earlier ones.
+    """
+    settings = {**SELECTING, "trainer_common__total_epochs": 10_000}
     job = make_job("ExtremeRewardsOrDeadEngine", model_folder, tmp_path, **settings)
+    job.configure({"task_reader.type": "mixture", "trainer_common.total_training_steps": 10_000})
     first = Run(job, tmp_path, EXTREME_REWARDS="1")
     code, printed = first.ended()
     assert code == 1, printed
@@ -94,10 +98,13 @@ def test_a_run_resumes_after_each_way_to_end_early(model_folder: Path, tmp_path:
     os.killpg(fourth.process.pid, signal.SIGTERM)
     last = check_saved(fourth, signal.SIGTERM)
     assert "resuming from the checkpoint of step" in fourth.log.read_text()
+    check_batches(fourth.record, job.config.astuner, last)
     # The local backbone does the same steps without interruption.
     (tmp_path / "local").mkdir()
-    full_job = make_job("Letters", model_folder, tmp_path / "local", trainer_common__total_training_steps=last)
-    full_job.configure({"backbone": "local", "trainer_common.total_epochs": 10_000})
+    full_job = make_job("Letters", model_folder, tmp_path / "local", **settings)
+    full_job.configure({
+        "backbone": "local", "task_reader.type": "mixture", "trainer_common.total_training_steps": last
+    })  # fmt: skip
     tuned = full_job.tune(tmp_path / "local" / "records")
     assert losses(fourth.record) == pytest.approx(losses(tuned.record), rel=1e-2, abs=1e-5)
 
@@ -169,8 +176,3 @@ def test_groups_with_equal_rewards_are_replaced_by_further_tasks_until_ctrl_c(mo
     first = [entry for entry in read_index(run.record) if (entry.split, entry.step) == ("train", 1)]
     trained = {entry.task_id: bool(entry.advantage) for entry in first}
     assert sorted(trained.values()) == [False, False, True, True]
-
-
-@pytest.mark.long
-def test_tasks_depend_on_earlier_results_also_after_a_kill(model_folder: Path, tmp_path: Path):
-    check_kill_and_resume(make_job("Letters", model_folder, tmp_path, **SELECTING), tmp_path, 6)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from astuner.algorithms import resolve
-from astuner.config.optimizer import PackMode
+from astuner.config.trainer import PackMode
 from tests.backbone.published_steps import plain_model, published_step
 
 pytestmark = pytest.mark.verl

@@ -97,7 +97,7 @@ def test_weights_that_differ_are_named(cluster: VerlCluster, tmp_path: Path, mon
 
 
 def test_a_checkpoint_of_another_number_of_workers_is_rejected(cluster: VerlCluster, tmp_path: Path):
-    from astuner.backbone.verl.checkpoint import VerlCheckpoints
+    from astuner.backbone.verl.session import VerlCheckpoints
 
     checkpoints = VerlCheckpoints(tmp_path, keep=1)
     folder = checkpoints.save(3, cluster.trainer, lambda model: model.mkdir(), {"more": 1})
@@ -230,7 +230,7 @@ def test_the_tokens_of_high_entropy_are_those_of_the_local_backbone(
 
 
 def test_the_workers_are_their_own_teacher(cluster: VerlCluster, tmp_path: Path):
-    from astuner.backbone.verl.policy_teacher import PolicyTeacher
+    from astuner.backbone.verl.session import PolicyTeacher
 
     cluster.trainer.save_model(tmp_path / "model", "float32")
     reference = local_reference(tmp_path / "model")

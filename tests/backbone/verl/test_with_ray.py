@@ -72,12 +72,11 @@ def test_a_model_teaches_itself_on_the_ray_of_with_ray(model_folder: Path, tmp_p
         assert metrics["grad_norm"] > 0
 
 
-@pytest.mark.long
 def test_the_ray_of_a_killed_run_ends(model_folder: Path, tmp_path: Path, short: Path):
     settings = {"trainer_common__total_training_steps": 10_000, "trainer_common__total_epochs": 10_000}
     job = make_job("Letters", model_folder, tmp_path, trainer_common__save_freq=10_000, **settings)
     run = Run(job, tmp_path, "--with-ray", RAY_TMPDIR=str(short))
-    run.wait_for(step=1)
+    run.wait_until_actor("TransferQueueController")
     # There is no second Ray next to that of the service.
     assert not list(short.glob("astuner-ray-*"))
     os.kill(run.process.pid, signal.SIGKILL)

@@ -33,7 +33,9 @@ def start():
 
 
 async def test_implements_the_protocol(start):
-    engine: LlmEngine = start(policy_version=7)
+    model = qwen3()
+    engine: LlmEngine = start(model)
+    await asyncio.to_thread(engine.update_weights, model.state_dict(), 7)
     completion = await engine.generate([1, 2, 3], SamplingParams(max_tokens=4))
     assert len(completion.token_ids) == 4
     assert completion.policy_version == engine.policy_version == 7
@@ -62,7 +64,6 @@ async def test_stats_count(start):
     await engine.generate(random_prompt(20), SamplingParams(max_tokens=5))
     stats = engine.stats
     assert (stats.prompt_tokens, stats.sampled_tokens, stats.steps) == (20, 5, 5)
-    assert stats.busy_seconds > 0
 
 
 async def test_update_weights(start):

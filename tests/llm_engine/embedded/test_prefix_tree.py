@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.llm_engine.embedded.prefix_tree import PrefixTree
+from astuner.llm_engine.embedded.kv_store import PrefixTree
 from tests.examples import examples
 
 sequences = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=12), min_size=1, max_size=30)

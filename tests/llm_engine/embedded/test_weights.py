@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from astuner.errors import ModelError
-from astuner.llm_engine.embedded.weights import WeightNames
+from astuner.llm_engine.embedded.forward import WeightNames
 
 from .tiny_models import qwen3
 

@@ -127,17 +127,17 @@ def test_a_state_file_of_another_port_is_ignored(server: WarmServer) -> None:
 
 def test_a_server_in_use_is_neither_stopped_nor_started_twice(server: WarmServer) -> None:
     first, second = PortLock(PORT), PortLock(PORT)
-    first.lock_shared()
-    second.lock_shared()
+    first.lock(exclusive=False)
+    second.lock(exclusive=False)
     with pytest.raises(ServiceError, match=f"on port {PORT} is in use by another run"):
-        first.lock_exclusive()
+        first.lock(exclusive=True)
     with pytest.raises(ServiceError, match="in use"):
         stop_warm_servers()
     second.release()
-    first.lock_exclusive()
+    first.lock(exclusive=True)
     third = PortLock(PORT)
     with pytest.raises(ServiceError, match="is being started or stopped by another run"):
-        third.lock_shared()
+        third.lock(exclusive=False)
     third.release()
     first.release()
     assert server.lives()

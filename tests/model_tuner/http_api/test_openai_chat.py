@@ -10,8 +10,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError
 from astuner.model_tuner import ChatAnswer, ParsedAnswer, ToolCall
-from astuner.model_tuner.http_api.openai_chat_request import parse_chat_request
-from astuner.model_tuner.http_api.openai_chat_response import to_chat_completion, to_chunks
+from astuner.model_tuner.http_api.openai_completions import parse_chat_request, to_chat_completion, to_chunks
 from astuner.schema import FinishReason, LlmCall
 
 MESSAGES = [{"role": "user", "content": "1+2?"}]
@@ -47,7 +46,7 @@ def test_a_stream_adds_up_to_the_completion(name: str):
     )
     completion = ChatCompletion.model_validate(to_chat_completion([ANSWERS[name]], request, "m", chr))
     state: ChatCompletionStreamState[None] = ChatCompletionStreamState()
-    for chunk in to_chunks([ANSWERS[name]], request, "m", chr):
+    for _, chunk in to_chunks([ANSWERS[name]], request, "m", chr):
         state.handle_chunk(ChatCompletionChunk.model_validate(chunk))
     streamed = state.current_completion_snapshot
     (choice,), (whole,) = streamed.choices, completion.choices
@@ -121,7 +120,10 @@ def test_a_request_keeps_its_parameters():
             "response_format": {"type": "text"},
         }
     )
-    assert request.sampling == {
+    arguments = {name: value for name, value in request.chat_arguments().items() if value is not None}
+    assert arguments == {
+        "messages": MESSAGES,
+        "tools": request.tools,
         "temperature": 0.0,
         "top_p": 0.5,
         "top_k": -1,
@@ -129,9 +131,9 @@ def test_a_request_keeps_its_parameters():
         "stop": ("END",),
         "seed": 3,
         "frequency_penalty": 0.5,
+        "n": 1,
+        "tool_choice": {"type": "function", "function": {"name": "add"}},
     }
-    assert request.tool_choice == {"type": "function", "function": {"name": "add"}}
-    assert request.response_format is None
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from astuner.config.llm_judge import JudgeLlmConfig
+from astuner.config.services import JudgeLlmConfig
 from astuner.errors import ConfigError, JudgeBudgetError, JudgeUnavailableError
 from astuner.helper_llm import client as client_module
 from astuner.helper_llm.client import LlmAnswer, LlmClient, NoAnswer, json_object

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from astuner.config.llm_judge import JudgeLlmConfig
+from astuner.config.services import JudgeLlmConfig
 from astuner.errors import JudgeBudgetError
-from astuner.helper_llm.shared import share_limits, shared_slot
-from astuner.helper_llm.usage import UsageMeter
+from astuner.helper_llm.usage import UsageMeter, share_limits, shared_slot
 
 
 @pytest.fixture(autouse=True)

@@ -79,9 +79,9 @@ def test_a_missing_file_is_named(endpoint: ScriptedEndpoint, tmp_path: Path):
         load(tmp_path, endpoint, dataset_file={"training": {"file_path": "none.jsonl"}})
 
 
-@pytest.mark.parametrize(("mode", "isolation"), [("pointwise", "process"), ("listwise", "thread")])
+@pytest.mark.parametrize("mode", ["pointwise", "listwise"])
 def test_a_run_is_graded_with_learned_rubrics(
-    mode: str, isolation: str, endpoint: ScriptedEndpoint, model_folder: Path, tmp_path: Path
+    mode: str, endpoint: ScriptedEndpoint, model_folder: Path, tmp_path: Path
 ):
     (tmp_path / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     job = AstunerJob(
@@ -91,7 +91,6 @@ def test_a_run_is_graded_with_learned_rubrics(
         model__renderer="qwen3",
         data__train_batch_size=2,
         rollout__num_repeat=3,
-        rollout__isolation=isolation,
         rollout__max_env_worker=2,
         rollout__temperature=1.0,
         rollout__max_response_length_in_one_turn=6,

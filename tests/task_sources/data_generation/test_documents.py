@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from astuner.config.task_sources import DocumentReaderConfig
 from astuner.errors import TaskDataError
-from astuner.task_sources.data_generation.documents import read_chunks, split_text
+from astuner.task_sources.data_generation.questions import read_chunks, split_text
 
 PDF = b"""%PDF-1.4
 1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj

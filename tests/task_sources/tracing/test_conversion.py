@@ -11,7 +11,8 @@ import pytest
 from astuner.cli.main import astuner
 from astuner.config.task_sources import FeedbackTracingConfig
 from astuner.errors import TaskDataError
-from astuner.task_sources.tracing import Feedback, Trace, TracedConversation, convert, import_traces
+from astuner.task_sources.tracing.convert import convert, import_traces
+from astuner.task_sources.tracing.trace import Feedback, Trace, TracedConversation
 
 TOOLS = ({"type": "function", "function": {"name": "f"}},)
 

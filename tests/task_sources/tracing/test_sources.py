@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from astuner.errors import TaskDataError
-from astuner.task_sources.tracing import Feedback, read_traces
+from astuner.task_sources.tracing.reader import read_traces
+from astuner.task_sources.tracing.trace import Feedback
 from tests.task_sources.tracing.conftest import spans_of, studio_database
 
 USER = {"role": "user", "content": "What is 2 + 2?"}

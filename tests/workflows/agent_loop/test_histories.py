@@ -13,7 +13,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
-from astuner.config.agent_loop import SUMMARY_TARGET, ContextTrackerConfig
+from astuner.config.workflow import SUMMARY_TARGET, ContextTrackerConfig
 from astuner.context_tracker import build_samples, certificate
 from astuner.model_tuner import FrozenModel, Targets
 from astuner.schema import Episode

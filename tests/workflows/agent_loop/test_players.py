@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from astuner.config.checks import inconsistencies
+from astuner.config.consistency import inconsistencies
 from astuner.config.root import RunConfig
 from astuner.env_service import Environment, load_environment
 from astuner.errors import PluginError

@@ -15,18 +15,16 @@ from tests.workflows.agent_loop import conftest
 
 
 @pytest.mark.parametrize(
-    ("backbone", "isolation", "history"),
+    ("backbone", "history"),
     [
-        ("debug", "thread", "linear"),
-        ("local", "process", "sliding_window"),
+        ("debug", "linear"),
+        ("local", "sliding_window"),
         # Warnings of Ray, verl and Trinity vary between their versions.
-        pytest.param("verl", "thread", "linear", marks=[pytest.mark.verl, pytest.mark.filterwarnings("ignore")]),
-        pytest.param("trinity", "thread", "linear", marks=[pytest.mark.trinity, pytest.mark.filterwarnings("ignore")]),
+        pytest.param("verl", "linear", marks=[pytest.mark.verl, pytest.mark.filterwarnings("ignore")]),
+        pytest.param("trinity", "linear", marks=[pytest.mark.trinity, pytest.mark.filterwarnings("ignore")]),
     ],
 )
-def test_a_run_plays_environments(
-    model_folder: Path, tmp_path: Path, backbone: str, isolation: str, history: str
-) -> None:
+def test_a_run_plays_environments(model_folder: Path, tmp_path: Path, backbone: str, history: str) -> None:
     # A backbone's environment may have another package `tests`.
     shutil.copy(conftest.__file__, tmp_path / "corridors.py")
     job = AstunerJob(
@@ -41,7 +39,6 @@ def test_a_run_plays_environments(
         rollout__gamma=0.5,
         rollout__num_repeat=2,
         rollout__max_env_worker=2,
-        rollout__isolation=isolation,
         rollout__max_response_length_in_one_turn=6,
         rollout__max_model_len=512,
         rollout__compute_madness_checklist=[],

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astuner.config.agent_loop import ContextTrackerConfig
+from astuner.config.workflow import ContextTrackerConfig
 from astuner.context_tracker import certificate
 from astuner.llm_engine.embedded import EmbeddedEngine
 from astuner.model_tuner import CallSettings, ChatCodec

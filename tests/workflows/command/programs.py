@@ -15,8 +15,10 @@ from astuner.model_tuner import CallSettings, ChatCodec, Targets
 from astuner.schema import Episode, Task
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_runner import TaskRunner
-from astuner.workflows.command import AgentProgram, CommandWorkflow
+from astuner.workflows.command.program import AgentProgram
+from astuner.workflows.command.workflow import CommandWorkflow
 
 CALL = """
 import json, os, urllib.request
@@ -83,7 +85,7 @@ def run_command(
         episode_timeout=timeout,
         targets=targets or Targets(agents=section.get("agents", {})),
     )
-    rollout = TaskRollout(runner, len(tasks) * repeats)
+    rollout = TaskRollout(EpisodesHere(runner))
     lengths = {"max_model_len": 65536, "max_prompt_length": 60000, "max_response_length": 60000}
     request = BatchRequest(tasks, repeats, "train", 0, 0, settings or CallSettings(**lengths))
     try:

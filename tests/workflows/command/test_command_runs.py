@@ -44,20 +44,19 @@ def command_job(model: Path, folder: Path, backbone: str, **settings: Any) -> As
 
 
 @pytest.mark.parametrize(
-    ("backbone", "isolation"),
+    ("backbone", "parallel"),
     [
-        ("debug", "thread"),
-        ("debug", "process"),
-        ("local", "thread"),
-        ("local", "process"),
+        ("debug", 1),
+        ("debug", 4),
+        ("local", 4),
         # Warnings of Ray, verl and Trinity vary between their versions.
-        pytest.param("verl", "thread", marks=[pytest.mark.verl, pytest.mark.filterwarnings("ignore")]),
-        pytest.param("trinity", "thread", marks=[pytest.mark.trinity, pytest.mark.filterwarnings("ignore")]),
+        pytest.param("verl", 4, marks=[pytest.mark.verl, pytest.mark.filterwarnings("ignore")]),
+        pytest.param("trinity", 4, marks=[pytest.mark.trinity, pytest.mark.filterwarnings("ignore")]),
     ],
 )
-def test_a_command_runs_on_every_backbone(model_folder: Path, tmp_path: Path, backbone: str, isolation: str) -> None:
+def test_a_command_runs_on_every_backbone(model_folder: Path, tmp_path: Path, backbone: str, parallel: int) -> None:
     conf = tmp_path / "run.yaml"
-    command_job(model_folder, tmp_path / "project", backbone, rollout__isolation=isolation).dump_job_as_yaml(conf)
+    command_job(model_folder, tmp_path / "project", backbone, debug__debug_max_parallel=parallel).dump_job_as_yaml(conf)
     astuner.main(["--conf", str(conf), "--exp-dir", str(tmp_path / "records")], standalone_mode=False)
     record = tmp_path / "records" / ("run-debug" if backbone == "debug" else "run")
     episodes = [read_episode(record / entry.path) for entry in read_index(record)]

@@ -33,11 +33,7 @@ class EmbeddedServer:
         self._engine = EmbeddedEngine(model, max_model_len=max_model_len, max_num_seqs=max_num_seqs)
 
     async def ready(self) -> bool:
-        """Return True if the engine can serve requests.
-
-        Raises:
-            ModelError: the engine has failed.
-        """
+        """Return True if the engine can serve requests; raise ModelError if it has failed."""
         self._engine.raise_if_broken()
         return True
 
@@ -47,7 +43,6 @@ class EmbeddedServer:
         """Sample one completion.
 
         Args:
-            prompt_ids: at least one token id.
             sampling_params: temperature, top_p, top_k, max_tokens, stop_token_ids and seed.
             request_id: ignored.
             media: ignored; verl passes None for images and videos.
@@ -75,11 +70,7 @@ class EmbeddedServer:
         )
 
     async def load_weights(self, weights: Mapping[str, Tensor], policy_version: int) -> None:
-        """Load weights for all further requests.
-
-        Raises:
-            ModelError: they do not fit the model.
-        """
+        """Load weights for all further requests; raise ModelError if they do not fit the model."""
         await asyncio.to_thread(self._engine.update_weights, weights, policy_version)
 
     async def weight_digests(self) -> dict[str, int]:
@@ -145,7 +136,6 @@ class EmbeddedAdapter(BaseRollout):
 
         Args:
             weights: an iterator that gathers each weight from all workers, so that every worker must exhaust it.
-            global_steps: the policy version.
             kwargs: ignored; adapters are already merged.
         """
         gathered = {}

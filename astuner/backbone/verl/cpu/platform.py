@@ -14,7 +14,7 @@ from verl.plugin.platform.platform_base import PlatformBase
 from verl.plugin.platform.platform_manager import PlatformRegistry
 
 from astuner.backbone.verl.cpu.vllm_cpu_alias import alias_vllm_cpu
-from astuner.llm_engine.vllm_server.on_cpu import cpu_environment
+from astuner.llm_engine.vllm_server.settings import cpu_environment
 
 # Each of verl's processes imports this module before it looks for vLLM.
 alias_vllm_cpu()

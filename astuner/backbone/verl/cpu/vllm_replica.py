@@ -8,7 +8,7 @@ import ray
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
 from astuner.backbone.verl.cpu.vllm_worker import CpuWorkerExtension
-from astuner.llm_engine.vllm_server.on_cpu import cache_bytes
+from astuner.llm_engine.vllm_server.settings import cache_bytes
 
 
 class CpuVllmServer(vLLMHttpServer):

@@ -27,7 +27,6 @@ class CpuWorkerExtension(vLLMColocateWorkerExtension):
 
         Args:
             peft_config: ignored; adapters are already merged.
-            base_sync_done: ignored.
             use_shm: whether weights are sent through shared memory, which is the case on a CPU.
         """
         weights: list[tuple[str, Tensor]] = []

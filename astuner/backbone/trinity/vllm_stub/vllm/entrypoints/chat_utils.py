@@ -7,11 +7,7 @@ ConversationMessage = dict[str, Any]
 
 
 def parse_chat_messages(*_: Any, **__: Any) -> Any:
-    """Raise an error: the stub parses no messages.
-
-    Raises:
-        ImportError: always.
-    """
+    """Raise ImportError: the stub parses no messages."""
     raise ImportError("vLLM is not imported: a Tinker service samples in this run, and it does not accept images")
 
 

@@ -1,0 +1,36 @@
+"""Where the environments of `astuner install` are, where processes find astuner, and which packages are installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from pathlib import Path
+
+FOLDER_VARIABLE = "ASTUNER_ENVIRONMENTS"
+
+
+def environments_folder() -> Path:
+    """Return the parent folder of all environments: $ASTUNER_ENVIRONMENTS, or a folder in the user's data folder."""
+    if chosen := os.environ.get(FOLDER_VARIABLE):
+        return Path(chosen).expanduser().absolute()
+    data = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data).expanduser() / "astuner" / "environments"
+
+
+def installed_program(name: str, program: str) -> str | None:
+    """Return the path of a program in the named environment; None if the program is not installed."""
+    path = environments_folder() / name / "bin" / program
+    return str(path) if path.is_file() and os.access(path, os.X_OK) else None
+
+
+def python_path(*first: str | None) -> str:
+    """Return a PYTHONPATH for this process's astuner, even if not installed, after the non-empty parts of `first`."""
+    package = str(Path(__file__).parents[2])
+    return os.pathsep.join(filter(None, (*first, package, os.environ.get("PYTHONPATH"))))
+
+
+def is_installed(package: str) -> bool:
+    """Return whether Python finds a package, without importing it."""
+    spec = importlib.util.find_spec(package)
+    # A folder of that name in the working directory is a namespace package, which has no origin.
+    return spec is not None and spec.origin is not None
