@@ -28,9 +28,14 @@ from typing import Any
 
 import psutil
 
+from astuner.system.process_tree import environment_variable
+
 DETACH = b"detach\n"
 _POLL_SECONDS = 0.1
 _TRACKER_SECONDS = 5.0
+# How long processes outside the group are waited for. Ray's agent ends up to 30 seconds after a Ray that was killed.
+_OUTSIDER_SECONDS = 10.0
+_OUTSIDER_SECONDS_ALONE = 40.0
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 _PR_SET_PDEATHSIG = 1
 
@@ -44,7 +49,7 @@ def main() -> int:
     command: dict[str, Any] = json.loads(sys.stdin.buffer.readline() or "null") or {}
     if not command:  # the launcher died first
         return 1
-    with _environment(command) as env:
+    with _environment(command, launcher) as env:
         try:
             process = subprocess.Popen(
                 command["argv"],
@@ -95,7 +100,7 @@ def _end_with_parent() -> None:
 
 
 @contextlib.contextmanager
-def _environment(command: dict[str, Any]) -> Iterator[dict[str, str]]:
+def _environment(command: dict[str, Any], launcher: int) -> Iterator[dict[str, str]]:
     """Yield the command's environment; create its temporary folder, if it has one, and remove it afterwards."""
     env, temp_dir = dict(command["env"]), command["temp_dir"]
     if temp_dir is None:
@@ -105,7 +110,20 @@ def _environment(command: dict[str, Any]) -> Iterator[dict[str, str]]:
     try:
         yield env | dict.fromkeys(temp_dir["variables"], folder)
     finally:
+        _remove(folder, temp_dir["variables"], launcher)
+
+
+def _remove(folder: str, variables: list[str], launcher: int) -> None:
+    """Remove a folder, again and again until the processes that have it in a variable end: they may recreate it."""
+    until = time.monotonic() + (_OUTSIDER_SECONDS if os.getppid() == launcher else _OUTSIDER_SECONDS_ALONE)
+    while True:
         shutil.rmtree(folder, ignore_errors=True)
+        users = (
+            user for user in psutil.process_iter() for name in variables if environment_variable(user, name) == folder
+        )
+        if time.monotonic() > until or (next(users, None) is None and not os.path.exists(folder)):
+            return
+        time.sleep(_POLL_SECONDS)
 
 
 def _send(**message: object) -> None:

@@ -35,6 +35,29 @@ def test_a_killed_process_leaves_nothing() -> None:
     process.output.close()
 
 
+OUTSIDER = """
+import os, sys, tempfile, time
+if os.fork():
+    print(tempfile.gettempdir(), flush=True)
+    time.sleep(600)
+os.setsid()
+until = time.monotonic() + 3
+while time.monotonic() < until:
+    os.makedirs(os.path.join(os.environ["TMPDIR"], "logs"), exist_ok=True)
+    time.sleep(0.01)
+"""
+
+
+def test_a_process_that_left_the_group_cannot_keep_the_temporary_folder() -> None:
+    process = GuardedProcess([sys.executable, "-c", OUTSIDER], Path("/"), os.environ, temp_dir=TempDir(), grace=0.5)
+    assert process.output
+    tmp = Path(process.output.readline().decode().strip())
+    assert tmp.is_dir()
+    process.end()
+    assert not tmp.exists()
+    process.output.close()
+
+
 def test_a_detached_process_runs_until_its_guard_is_signalled(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as output:
         process = GuardedProcess(["sleep", "600"], Path("/"), os.environ, output=output)
