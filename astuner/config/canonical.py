@@ -273,9 +273,10 @@ def _check_key(override: Override, line: str, result: CommandLine) -> None:
             result.reject(text, *schema().below(path))
         if wrong:
             return
-    # Hydra adds new keys to a mapping only with `++`. The backbone checks the keys of `verl` and `trinity`.
-    plain = not (override.is_add() or override.is_force_add() or override.is_delete())
-    fills = owner is not None and (owner == key or len(owner) == 1) and schema().keys[owner].free_form
-    adds = "++" if plain and fills else ""
-    result.lines.append(adds + line.replace(override.key_or_group, dotted(key), 1))
+    # Hydra composes what the files set, without the defaults: it adds a key only with `++`, and cannot remove one.
+    renamed = line.lstrip("+").replace(override.key_or_group, dotted(key), 1)
+    if not override.is_delete():
+        result.lines.append(f"++{renamed}")
+    elif value is not None or not (key in schema().keys or key in schema().sections):
+        result.lines.append(renamed)
     (result.deleted if override.is_delete() else result.keys).extend(paths_in(value, key))

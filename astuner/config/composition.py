@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose, initialize
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException, MissingConfigException
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -65,6 +67,11 @@ _SHIPPED = ("verl_default", "trinity_default", "astuner_default")
 """Files with the defaults, which are always below the user's files: entries with their names are left out."""
 _OWN_KEYS = ("hydra", "defaults")
 """Keys of a file that are about Hydra, and not part of the configuration."""
+# The settings of an application, which Hydra would compose, too.
+_WITHOUT_APPLICATION = tuple(
+    f"~hydra/{group}"
+    for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging")
+)
 _hydra_lock = threading.Lock()
 
 
@@ -77,7 +84,7 @@ def compose_files(main: Path, overrides: Sequence[str]) -> Draft:
     main = Path(os.path.abspath(main))
     command_line = parse_overrides(overrides)
     file = canonical_file(read_yaml(main))
-    session = _Session(search_folders(file, command_line.search_path), {main: file})
+    session = _Session(main, search_folders(file, command_line.search_path), {main: file})
     check_keys(command_line, lambda name: any((folder / name).is_dir() for folder in session.folders))
     config, files = _compose(main, session, command_line)
     origins: dict[KeyPath, str] = {}
@@ -97,9 +104,19 @@ def compose_files(main: Path, overrides: Sequence[str]) -> Draft:
     origins |= dict.fromkeys(command_line.keys, COMMAND_LINE)
     origins = {path: where for path, where in origins.items() if not _is_below(path, command_line.deleted)}
     tree = cast(dict[str, Any], OmegaConf.to_container(config, resolve=False))
-    tree, unresolved = _resolved(without(tree, unknown), origins)
+    tree = without(_merged(RunConfig().model_dump(), without(tree, unknown)), command_line.deleted)
+    tree, unresolved = _resolved(tree, origins)
     told = tuple((notices | command_line.notices).values())
     return Draft(tree, origins, told, (*problems, *command_line.problems, *unresolved))
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge as Hydra does, which would take ten times as long because it copies the defaults again and again."""
+    merged = dict(below)
+    for name, value in above.items():
+        base = merged.get(name)
+        merged[name] = _merged(base, value) if isinstance(base, dict) and isinstance(value, dict) else value
+    return merged
 
 
 def _is_below(path: KeyPath, keys: list[KeyPath]) -> bool:
@@ -108,21 +125,20 @@ def _is_below(path: KeyPath, keys: list[KeyPath]) -> bool:
 
 def _compose(main: Path, session: _Session, command_line: CommandLine) -> tuple[DictConfig, list[YamlFile]]:
     _register()
-    # Hydra's override grammar escapes a quote with a backslash.
-    urls = (f"{_YamlSource.scheme()}://{path}".replace("'", "\\'") for path in (main, *session.folders))
-    sources = ",".join(f"'{url}'" for url in urls)
-    overrides = [f"hydra.searchpath=[{sources}]", *command_line.lines]
+    overrides = [*_WITHOUT_APPLICATION, *command_line.lines]
     token = _session.set(session)
     try:
         with isolated_hydra(), initialize(config_path=None, version_base="1.3"):
             try:
-                config = compose(_RUN, overrides=overrides)
-            except (HydraException, OmegaConfBaseException):
-                layers = _layers(main, session, overrides)
-                wrong = ((layer.where(path), text) for layer in layers for path, text in wrong_containers(layer.tree))
-                raise_problems([Problem(text, where) for where, text in wrong])
-                raise
-            return config, _layers(main, session, overrides)
+                config, failed = compose(_RUN, overrides=overrides), None
+            except (HydraException, OmegaConfBaseException, ValueError) as error:
+                failed = error
+            layers = _layers(main, session, overrides)
+            wrong = ((layer.where(path), text) for layer in layers for path, text in wrong_containers(layer.tree))
+            raise_problems([Problem(text, where) for where, text in wrong])
+            if failed is not None:
+                raise failed
+            return config, layers
     except MissingConfigException as error:
         raise ConfigError(_missing_default(error, session)) from error
     except RecursionError:
@@ -230,10 +246,12 @@ class _Session:
     """The user's files in one composition.
 
     Attributes:
+        main: the main file.
         folders: folders to look up `defaults` entries in; the first match wins.
         files: every file read so far, by path.
     """
 
+    main: Path
     folders: tuple[Path, ...]
     files: dict[Path, YamlFile]
 
@@ -264,10 +282,20 @@ _session: ContextVar[_Session] = ContextVar("_session")
 
 @cache
 def _register() -> None:
-    """Tell Hydra the root of a composition, every key with its default below the user's files, and their source."""
-    tree = {"defaults": ["_self_", _MAIN], **RunConfig().model_dump()}
-    ConfigStore.instance().store(name=_RUN, node=OmegaConf.create(tree))
+    """Tell Hydra the root of a composition, which is the user's main file, and the source of files."""
+    ConfigStore.instance().store(name=_RUN, node=OmegaConf.create({"defaults": [_MAIN]}))
     Plugins.instance().register(_YamlSource)
+    Plugins.instance().register(_YamlFolders)
+
+
+class _YamlFolders(SearchPathPlugin):
+    """Adds the user's files and folders to the search path of a composition."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        """Append them, or nothing if the process composes for itself."""
+        session = _session.get(None)
+        for path in (session.main, *session.folders) if session else ():
+            search_path.append("astuner", f"{_YamlSource.scheme()}://{path}")
 
 
 class _YamlSource(ConfigSource):
