@@ -25,6 +25,7 @@ from astuner.launcher.resume import can_resume, recorded_changes
 from astuner.processes.guarded_process import GuardedProcess
 from astuner.run_record.folder import is_record
 
+_COMMAND: tuple[str, ...] = (sys.executable, "-m", "astuner")
 _POLL_SECONDS = 0.2
 # A run that is ended writes what it has first.
 _GRACE_SECONDS = 30.0
@@ -289,11 +290,10 @@ def _warn_of_versions(runs: Sequence[BenchRun]) -> None:
 def _launch(run: BenchRun, start: Start) -> GuardedProcess:
     run.records.mkdir(parents=True, exist_ok=True)
     arguments = [*run.arguments, f"{_AFRESH}=False"] if start == "outdated" else run.arguments
-    command = [sys.executable, "-m", "astuner", *arguments]
     with run.log.open("ab") as log:
         log.write(f"$ {shlex.join(['astuner', *arguments])}\n".encode())
         log.flush()
-        return GuardedProcess(command, Path.cwd(), os.environ, output=log, grace=_GRACE_SECONDS)
+        return GuardedProcess([*_COMMAND, *arguments], Path.cwd(), os.environ, output=log, grace=_GRACE_SECONDS)
 
 
 def _outcome(run: BenchRun, start: Start, exit_code: int) -> RunOutcome:

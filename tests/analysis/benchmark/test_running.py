@@ -17,6 +17,7 @@ import yaml
 from click.testing import CliRunner
 
 from astuner import AstunerJob
+from astuner.analysis.benchmark import running
 from astuner.analysis.benchmark.results import outdated_versions, read_results, result_of, write_result
 from astuner.analysis.benchmark.running import BenchRun, plan_runs
 from astuner.analysis.benchmark.suite import load_suite
@@ -26,7 +27,7 @@ from astuner.installer.env_dir import EnvDir, InstallManifest
 from astuner.installer.reexec import missing_packages
 from astuner.run_record import read_summary
 from astuner.run_record.folder import FolderLock, current_environment, is_being_written
-from tests.preloaded import AstunerProcess
+from tests.preloaded import AstunerProcess, interpreter
 
 AGENTS = Path(__file__).parents[2] / "backbone/local/agents.py"
 PATIENCE = 600.0
@@ -37,6 +38,7 @@ def suite(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     """A suite of two entries, `letters` and one whose model does not exist, in the working directory."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(running, "_COMMAND", (*interpreter(), "-m", "astuner"))
     rows = [{"question": f"question {number}", "answer": ""} for number in range(4)]
     Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     values: dict[str, Any] = {
