@@ -135,6 +135,7 @@ def test_the_speed_of_rescoring_is_measured():
     assert result["episodes_per_second"] > 0
 
 
+@pytest.mark.long
 def test_linear_layers():
     result = last_line("bench_linear.py", "--rounds", "1")
     rates = [rate for products in result["gflops"].values() for sides in products.values() for rate in sides.values()]
@@ -142,6 +143,7 @@ def test_linear_layers():
     assert min(rates) > 0
 
 
+@pytest.mark.long
 def test_engines_and_training_of_a_real_model_sample_equally_many_tokens(model_folder: Path):
     small = ("--prompts", "2", "--group", "2", "--tokens", "3", "--steps", "1", "--warm-up", "0", "--rounds", "1")
     small += ("--requests", "2", "1", "--dtypes", "float32")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from astuner import AstunerJob
-from astuner.cli.main import astuner, main
+from astuner.cli.main import astuner
 from astuner.config.loading import check_gpus, choose_backbone, load_config, resolve_names, with_values
 from astuner.config.root import RunConfig
 from astuner.config.yaml_file import to_yaml
@@ -149,20 +148,3 @@ def test_the_command_that_the_message_names_is_accepted(write: Write, minimal: s
     *_, words = load_config(path).backbone.alternative.partition("use ")
     option, *overrides = words.split()
     assert load_config(path, overrides, option.removeprefix("--backbone=")).backbone.name == "local"
-
-
-def test_the_log_says_which_backbone_and_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.chdir(tmp_path)
-    commands = (["init", "."], ["--conf", "agent.yaml", "astuner.trainer_common.total_training_steps=1"])
-    for command in commands:
-        monkeypatch.setattr(sys, "argv", ["astuner", *command])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        messages = capsys.readouterr().err
-        assert ended.value.code == 0, messages
-    record = tmp_path / "launcher_record/agent"
-    assert "backbone auto is local: this machine has" in messages
-    assert "backbone auto is local: this machine has" in (record / "run.log").read_text()
-    assert "backbone: local" in (record / "config.yaml").read_text()

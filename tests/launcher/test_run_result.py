@@ -91,6 +91,10 @@ def test_a_task_that_became_solved_is_shown() -> None:
 
 def test_a_training_run_ends_with_a_task_before_and_after(train: Command, folder: Path) -> None:
     out = train("trainer_common.val_before_train=true").out
+    record = folder / "launcher_record/run"
+    for text in (out, (record / "run.log").read_text()):
+        assert "backbone auto is local: this machine has" in text
+    assert "backbone: local" in (record / "config.yaml").read_text()
     assert "a validation task: 'another" in out
     assert "── before, reward" in out
     assert "── after step 2, reward" in out
