@@ -7,6 +7,7 @@ import builtins
 import contextlib
 import gc
 import io
+import itertools
 import json
 import locale
 import logging
@@ -30,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from io import FileIO
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from astuner.debugging.breakpoints import is_debugged
 from astuner.errors import short_repr, shorten
@@ -56,13 +57,26 @@ _OF_TIME_ZONE = ("timezone", "altzone", "daylight", "tzname")  # these follow th
 class ProcessSettings:
     """The settings of this process and its main thread. Used in the main thread."""
 
+    _shared_modules: ClassVar[tuple[str, ...]] = ()
+    _shared_count: ClassVar[int] = 0
+
+    @classmethod
+    def share_modules(cls) -> None:
+        """Prepare this process for forks that read their settings.
+
+        Of the modules that are imported now, the forks check only those without a dot in their name. A process that
+        looks at a module copies the page of memory that has the module's reference count: 20 MB for all modules.
+        """
+        cls._shared_modules = tuple(name for name in sys.modules if "." not in name)
+        cls._shared_count = len(sys.modules)
+
     def __init__(self) -> None:
         self._readers: dict[str, Reader] = {}
         self._values: dict[str, Any] = {}
 
     def read(self) -> None:
         """Read the settings, with which `changes` compares."""
-        self._readers = self._readers or _readers()
+        self._readers = self._readers or _readers() | {"imported modules": self._modules()}
         if "torch's default dtype" not in self._readers:  # an earlier episode may have imported it
             self._readers |= _torch_readers()
         self._values = {name: _value(read) for name, read in self._readers.items()}
@@ -71,6 +85,17 @@ class ProcessSettings:
         """Return a description of each setting that has changed since `read`."""
         values = {name: (self._values[name], _value(read)) for name, read in self._readers.items()}
         return tuple(f"{name}: {_difference(before, now)}" for name, (before, now) in values.items() if now != before)
+
+    def _modules(self) -> Reader:
+        """Return the reader of the imported modules that were later removed, replaced or None."""
+        later = itertools.islice(reversed(sys.modules), max(0, len(sys.modules) - self._shared_count))
+        earlier = {name: sys.modules.get(name) for name in (*self._shared_modules, *later)}
+
+        def changed() -> dict[str, object]:
+            names = [name for name, module in earlier.items() if sys.modules.get(name) is not module]
+            return dict.fromkeys((name for name in names if earlier[name] is not None), "changed")
+
+        return changed
 
 
 def _value(read: Reader) -> Any:
@@ -113,19 +138,6 @@ def _attributes(owner: ModuleType | type, names: Sequence[str] = ()) -> Reader:
     public = (name for name in list(vars(owner)) if not name.startswith("_") or name == "__import__")
     names = names or [name for name in public if name not in _OF_TIME_ZONE]
     return _read_if_changed(lambda: vars(owner), lambda: {name: vars(owner).get(name) for name in names})
-
-
-def _modules() -> Reader:
-    """Return the reader of the imported modules that were later removed, replaced or None."""
-    # A copy, because other threads import modules meanwhile.
-    earlier = {name: module for name, module in sys.modules.copy().items() if module is not None}
-
-    def changed() -> dict[str, object]:
-        if earlier.items() <= sys.modules.items():  # fast: thousands of modules
-            return {}
-        return dict.fromkeys((name for name in earlier if sys.modules.get(name) is not earlier[name]), "changed")
-
-    return _read_if_changed(lambda: sys.modules, changed)
 
 
 def _warning_filters() -> Reader:
@@ -201,7 +213,6 @@ def _readers() -> dict[str, Reader]:
     start_method = multiprocessing.get_all_start_methods()[0]  # its first use selects the default method
     readers |= {
         "the recursion limit": sys.getrecursionlimit,
-        "imported modules": _modules(),
         "the switch interval": sys.getswitchinterval,
         "the limit of digits": sys.get_int_max_str_digits,
         "the working directory": os.getcwd,

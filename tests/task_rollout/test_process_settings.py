@@ -179,6 +179,24 @@ def test_ordinary_changes_are_not_reported(tokenizer: Any) -> None:
     assert run(tokenizer, {"sound": ordinary})["sound"] == []
 
 
+def test_modules_that_a_fork_server_has_imported_are_checked_at_the_top_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_shared_modules", "_shared_count"):
+        monkeypatch.setattr(ProcessSettings, name, getattr(ProcessSettings, name))
+    ProcessSettings.share_modules()
+    monkeypatch.setitem(sys.modules, "imported.later", sys)
+    settings = ProcessSettings()
+    settings.read()
+    changes = (
+        ("json", ["imported modules: json"]),
+        ("json.decoder", []),
+        ("imported.later", ["imported modules: imported.later"]),
+    )
+    for name, expected in changes:
+        with monkeypatch.context() as patch:
+            patch.setitem(sys.modules, name, os)
+            assert list(settings.changes()) == expected
+
+
 def test_closed_streams_are_reported(tokenizer: Any) -> None:
     def closes() -> None:
         sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 that of pytest has another descriptor

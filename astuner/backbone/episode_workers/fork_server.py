@@ -113,8 +113,10 @@ class _Server(ForkingServer):
         adopt_orphans()
         # Here, because the main process does not need what runs episodes, and the workers share it.
         from astuner.backbone.episode_workers.process import serve
+        from astuner.task_rollout.process_settings import ProcessSettings
 
         self._run_worker = serve
+        ProcessSettings.share_modules()
         super().__init__(requests, launcher)
 
     def handle_request(self) -> None:
