@@ -57,7 +57,7 @@ def test_parts_are_those_of_the_tuple(packed: Packed[int], numbers: tuple[int, .
             assert view_of(packed, start, end) == packed.view(start, end) == numbers[start:end]
     assert [packed[index] for index in range(-len(numbers), len(numbers))] == [*numbers, *numbers]
     for index in (len(numbers), -len(numbers) - 1):
-        with pytest.raises(IndexError, match=f"a sequence of {len(numbers)} numbers"):
+        with pytest.raises(IndexError, match=f"out of range for {len(numbers)} numbers"):
             packed[index]
 
 

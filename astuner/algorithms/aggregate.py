@@ -47,7 +47,7 @@ def sample_scales(trained_tokens: Tensor, episode_index: Tensor, mode: LossAggMo
     n_episodes = int((per_episode > 0).sum())
     if n_episodes == 0:
         raise BackboneError(
-            f"the loss of a mini-batch is undefined: none of its {trained_tokens.numel()} samples trains a token; "
+            f"a mini-batch's loss is undefined: none of its {trained_tokens.numel()} samples trains a token; "
             "leave out such mini-batches"
         )
     if mode == "token-mean":

@@ -182,8 +182,8 @@ class EnvServiceClient:
     def _started(self) -> LoopThread:
         if os.getpid() != self._pid:
             raise EnvError(
-                "the client of the environment service belongs to the parent of this process; use workflow_task.env "
-                "in the process of the workflow"
+                "the environment service's client belongs to this process's parent; use workflow_task.env in the "
+                "workflow's process"
             )
         with self._lock:
             if self._loop is None:

@@ -167,8 +167,8 @@ class Gateway:
             if self._server is None:
                 if os.getpid() != self._pid:
                     raise ServiceError(
-                        "the gateway does not run in the parent of this process; call "
-                        "model_tuner.as_oai_baseurl_apikey() before the process is started"
+                        "the gateway was not running when this process was forked; call "
+                        "model_tuner.as_oai_baseurl_apikey() before you start the process"
                     )
                 self._server = _RunningServer(self)
             return self._server

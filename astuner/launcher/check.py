@@ -176,7 +176,7 @@ def check_machine(conf: Path, overrides: tuple[str, ...], backbone: str | None, 
     """Print the memory on each GPU of a machine, for each phase in a training step. Nothing is started.
 
     Args:
-        conf, overrides, backbone: as of a run.
+        conf, overrides, backbone: as for a run.
         text: the machine, such as `8xH100-80G`.
 
     Raises:
@@ -190,7 +190,7 @@ def check_machine(conf: Path, overrides: tuple[str, ...], backbone: str | None, 
         config = resolve_names(loaded.config, loaded.path)
         if config.astuner.trainer_common.device == "cpu":
             device = "astuner.trainer_common.device is 'cpu'"
-            raise ConfigError(f"{device}, and --machine describes GPUs; write auto or cuda")
+            raise ConfigError(f"{device}, but --machine describes GPUs; set it to auto or cuda")
         path = model_path(config.astuner.model.path, "model.path", (loaded.path.absolute().parent,))
         plan = _plan(config, loaded.origins, path, machine)
     console = make_console()

@@ -370,7 +370,7 @@ def _only_validation(run_inputs: RunInputs, limit: int | None) -> RunInputs:
         raise ConfigError("there are no validation tasks; name them under astuner.task_reader")
     if limit is not None and limit > len(tasks.validation):
         logger.warning(
-            "--tasks is {}, more than the number of validation tasks ({}); all of them are used",
+            "--tasks is {}, but the number of validation tasks is {}; all are used",
             limit,
             len(tasks.validation),
         )

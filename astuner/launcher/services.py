@@ -335,6 +335,6 @@ def _check_ports_distinct(services: Mapping[str, ServiceConfig]) -> None:
         for port in _ports_of(service):
             if owners.setdefault(port, name) != name:
                 raise ConfigError(
-                    f"--with-{owners[port]} and --with-{name} both use port {port}; change the port of one of them "
-                    "(ports or health under astuner.services), or remove one"
+                    f"--with-{owners[port]} and --with-{name} both use port {port}; change one port (ports or "
+                    "health under astuner.services), or remove one service"
                 )

@@ -49,7 +49,7 @@ def find_anomaly(answer: CheckedAnswer, checklist: Iterable[str]) -> tuple[str, 
     """
     names = {each for name in checklist for each in (NONSENSE if name == "nonsense" else (name,))}
     if unknown := names - CHECKS.keys():
-        raise KeyError(f"there is no anomaly check {min(unknown)!r}; expected nonsense or one of {', '.join(CHECKS)}")
+        raise KeyError(f"there is no anomaly check {min(unknown)!r}; expected 'nonsense' or one of {', '.join(CHECKS)}")
     for name, find in CHECKS.items():
         fault = find(answer) if name in names else None
         if fault is not None:

@@ -211,7 +211,7 @@ def read_recorded_episode(path: Path) -> RecordedEpisode:
         for sample in episode.samples:
             length = len(sample.token_ids)
             if any(not 0 <= node < length for span in sample.spans for node in span.nodes or ()):
-                raise RecordError(f"a sample of {length} tokens has a call outside of its tokens")
+                raise RecordError(f"a sample with {length} tokens has a call outside them")
         updates = tuple(map(decode_update, document.get("updates", ()), episode.samples))
         return RecordedEpisode(episode, labels, document.get("withheld"), updates)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError) as error:

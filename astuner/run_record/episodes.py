@@ -277,7 +277,7 @@ def _decode_entry(row: Mapping[str, Any]) -> EpisodeEntry:
     entry = decode(EpisodeEntry, row)
     if entry.split not in ("train", "val") or entry.step < 0:
         raise RecordError(
-            f"an episode of split {short_repr(entry.split)} and step {entry.step}; expected train or val, and a step "
+            f"an episode has split {short_repr(entry.split)} and step {entry.step}; expected train or val, and a step "
             "of at least 0"
         )
     return entry

@@ -98,7 +98,7 @@ class Packed(Sequence[T]):
                 return tuple(self.view(start, end).values())
             return tuple(self.values()[index])
         if not -length <= index < length:
-            raise IndexError(f"index {index} of a sequence of {length} numbers")
+            raise IndexError(f"index {index} is out of range for {length} numbers")
         index %= length
         for source, start, end in self.parts():
             if index < end - start:

@@ -42,7 +42,7 @@ class Machine:
         if match is None or float(match[3]) == 0:
             raise ConfigError(
                 f"--machine is {text!r}; expected NUMBERxTYPE-MEMORYG, such as 8xH100-80G or 1xL4-24G: the number of "
-                "GPUs, their type, and the GiB of each"
+                "GPUs, their type, and GiB per GPU"
             )
         return Machine(int(match[1]), match[2], int(float(match[3]) * 2**30))
 

@@ -61,7 +61,7 @@ class WeightedJudge(BaseJudge):
                 f"task_judge.params.judges is {short_repr(entries)}; expected a mapping of names to judges"
             )
         if "weights" in params:
-            raise PluginError("task_judge.params.weights: in a configuration, set the weight of each entry of judges")
+            raise PluginError("task_judge.params.weights: in a configuration, set `weight` in each entry of judges")
         judges = {
             str(name): _child(f"task_judge.params.judges.{name}", entry, config, search, more=("weight",))
             for name, entry in entries.items()
@@ -96,7 +96,7 @@ class WeightedJudge(BaseJudge):
         agents = sorted({agent for part in parts.values() for agent in part.agent_rewards})
         calls = {len(part.call_rewards) for part in parts.values() if part.call_rewards}
         if len(calls) > 1 or (calls and agents):
-            raise JudgeError("the judges of a WeightedJudge reward agents and calls, or different numbers of calls")
+            raise JudgeError("the judges in a WeightedJudge reward agents and calls, or different numbers of calls")
         return Judgement(
             reward=None if agents or calls else sum(self.weights[name] * reward for name, reward in rewards.items()),
             is_success=decides(solved.values()) if decides else solved[self.success],

@@ -152,7 +152,7 @@ async def score_group(
     if not isinstance(results, Sequence) or len(results) != len(workflow_outputs):
         raise JudgeError(
             f"judge {_name(judge)} returned {short_repr(results)} for a group of {len(workflow_outputs)} episodes; "
-            "expected a list with a result for each of them."
+            "expected a list with one result per episode."
         )
     return [checked_judgement(result, judge) for result in results]
 
@@ -288,7 +288,7 @@ def _complete(judgement: Judgement) -> Judgement:
     if parts:
         mean = sum(parts) / len(parts)
         if reward is not None and not math.isclose(reward, mean, rel_tol=1e-6, abs_tol=1e-9):
-            raise ValueError(f"the reward must be the mean {mean:g} of the rewards of agents or calls, or None")
+            raise ValueError(f"the reward must be the mean {mean:g} of the agents' or calls' rewards, or None")
         reward = mean
     success: Any = judgement.is_success
     success = success.item() if hasattr(success, "item") else success  # numpy's bool

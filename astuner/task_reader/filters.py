@@ -63,7 +63,7 @@ def apply_filters(
         )
     if empty := tasks.weights.keys() - {task.source for task in training}:
         logger.warning(
-            "the filters left out all training tasks of {}; the other readers of the mixture take its share",
+            "the filters left out all training tasks of {}; the mixture's other readers take its share",
             " and of ".join(sorted(empty)),
         )
     return replace(tasks, training=tuple(training), validation=tuple(validation), left_out=dict(left_out))
@@ -155,7 +155,7 @@ def _matches(tasks: Sequence[Task], entry: RegexFilter) -> Causes:
         names = sorted({name for task in tasks for name in task.metadata})
         raise TaskDataError(
             f"astuner.task_reader.filters: no task has the field {short_repr(entry.field)} of the filter regex; "
-            f"expected main_query, task_id, source or a field of the metadata: "
+            f"expected main_query, task_id, source or a metadata field: "
             f"{shorten(', '.join(names), 1000) or 'none'}."
         )
     pattern, keeps = re.compile(entry.pattern), entry.action == "keep"

@@ -162,7 +162,7 @@ def _question(content: Mapping[str, Any], fields: FieldMapping) -> str:
     if name is None:
         raise _RowError(
             f"no question: none of {', '.join(_QUESTION_FIELDS)} has a value; its fields are {_names(content)}"
-            " (set fields.main_query to the name of the field)"
+            " (set fields.main_query to the field's name)"
         )
     value = content[name]
     if not isinstance(value, str):

@@ -65,7 +65,7 @@ def with_rewards(calls: Sequence[LlmCall], reward: Reward, *, judged: bool = Fal
             else ("WorkflowOutput.reward", "model_tuner.calls")
         )
         raise error(
-            f"{name} is a list of {len(reward)} rewards, but the episode made {len(calls)} LLM calls: "
+            f"{name} has {len(reward)} rewards, but the episode made {len(calls)} LLM calls: "
             f"return one reward per call, in the order of {order}"
         )
     return tuple(replace(call, reward=value) for call, value in zip(calls, reward, strict=True))
@@ -75,7 +75,7 @@ def with_steps(calls: Sequence[LlmCall], steps: Sequence[AgentStep | None]) -> t
     """Return the calls with their steps, whose states are replaced by hashes; WorkflowError: their numbers differ."""
     if len(steps) != len(calls):
         raise WorkflowError(
-            f"WorkflowOutput.steps is a list of {len(steps)} steps, but the episode made {len(calls)} LLM calls: "
+            f"WorkflowOutput.steps has {len(steps)} steps, but the episode made {len(calls)} LLM calls: "
             "return one step per call, in the order of model_tuner.calls, and None for a call without one"
         )
     return tuple(replace(call, step=_hashed(step)) for call, step in zip(calls, steps, strict=True))

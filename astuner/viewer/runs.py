@@ -49,7 +49,7 @@ class Runs:
         self._lock = threading.Lock()
         if not folder.is_dir():
             raise RecordError(
-                f"{str(folder)!r} is not a folder; give the folder of a run or a folder of runs such as "
+                f"{str(folder)!r} is not a folder; give a run's folder or a folder with runs such as "
                 "launcher_record (astuner view DIR), or start a run first"
             )
 

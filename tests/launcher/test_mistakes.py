@@ -110,7 +110,7 @@ def test_data_files(train: Command, astuner: Command, folder: Path):
     assert "line 2: not JSON" in ended.out
     assert "skipped 3 invalid rows" in (folder / "launcher_record/run/run.log").read_text()
     assert (
-        "--tasks is 5, more than the number of validation tasks (1); all of them are used"
+        "--tasks is 5, but the number of validation tasks is 1; all are used"
         in astuner("eval", "--conf", "run.yaml", "--tasks", "5").out
     )
     astuner("eval", "--conf", "run.yaml", "astuner.task_reader.dataset_file.validation.file_path=").says(

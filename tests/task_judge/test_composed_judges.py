@@ -144,7 +144,7 @@ async def test_judges_of_the_user_are_found(tmp_path: Path) -> None:
             {"judges": {"a": {"params": {}}}},
             "params.judges.a is .*judge_protocol: package.module->Class",
         ),
-        ("WeightedJudge", {"judges": {"a": EXACT}, "weights": {"a": 1}}, "set the weight of each entry of judges"),
+        ("WeightedJudge", {"judges": {"a": EXACT}, "weights": {"a": 1}}, "set `weight` in each entry of judges"),
         (
             "WeightedJudge",
             {"judges": {"a": {**EXACT, "weight": "1"}}},

@@ -78,7 +78,7 @@ def test_regular_expressions_on_fields() -> None:
         ({"pattern": "[xy]"}, ["x?", "y?"]),
     ):
         assert kept(filtered(tasks, {"type": "regex", **entry})) == expected, entry
-    with pytest.raises(TaskDataError, match=r"no task has the field 'lvl' .* a field of the metadata: level, other\."):
+    with pytest.raises(TaskDataError, match=r"no task has the field 'lvl' .* a metadata field: level, other\."):
         filtered(tasks, {"type": "regex", "pattern": "1", "field": "lvl"})
 
 
@@ -125,7 +125,7 @@ def test_a_reader_of_a_mixture_without_a_task_left_is_named(log: list[str]) -> N
     tasks = TaskSet((Task("a/1", "x", source="a"), Task("b/1", "xyz", source="b")), (), weights={"a": 1, "b": 1})
     entries = TaskReaderConfig.model_validate({"filters": [{"type": "length", "min": 3}]}).filters
     assert len(apply_filters(tasks, entries, count_tokens=len, search=[]).training) == 1
-    assert any("left out all training tasks of a; the other readers" in line for line in log)
+    assert any("left out all training tasks of a; the mixture's other readers" in line for line in log)
 
 
 def test_a_difficulty_filter_leaves_out_nothing_when_tasks_are_read() -> None:

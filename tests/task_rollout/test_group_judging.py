@@ -124,7 +124,7 @@ def test_a_group_of_one_is_judged_like_a_single_episode(tokenizer: Any):
         (Ranks(ValueError("broken")), "judge", r"judge Ranks raised ValueError: broken \(at .*test_group_judging"),
         (Ranks(UnscoredError("no answer", "llm")), "unscored/llm", "no answer"),
         (Ranks(JudgeBudgetError("too expensive")), "judge_budget", "too expensive"),
-        (TooFew(), "judge", "expected a list with a result for each of them"),
+        (TooFew(), "judge", "expected a list with one result per episode"),
     ],
 )
 def test_a_fault_of_the_judge_fails_the_episodes_of_the_group(tokenizer: Any, judge: Ranks, kind: str, text: str):

@@ -101,7 +101,7 @@ async def test_calls_have_their_steps(tokenizer: Any, judge: BaseJudge | None):
 async def test_a_wrong_number_of_steps_fails_the_episode(tokenizer: Any):
     episode = await run(tokenizer, 1.0, steps=[AgentStep("room 1", 0.0)])
     assert (episode.status, episode.error_kind) == ("failed", "workflow")
-    assert "a list of 1 steps, but the episode made 3 LLM calls" in str(episode.error)
+    assert "has 1 steps, but the episode made 3 LLM calls" in str(episode.error)
 
 
 def test_invalid_steps_are_errors():
@@ -154,7 +154,7 @@ async def test_frozen_targets_need_no_reward(tokenizer: Any):
     ("reward", "says"),
     [
         ({"solver": 1.0}, "'critic' made LLM calls that are trained: reward every trained agent"),
-        ([1.0, 2.0], "a list of 2 rewards, but the episode made 3 LLM calls"),
+        ([1.0, 2.0], "has 2 rewards, but the episode made 3 LLM calls"),
     ],
 )
 async def test_rewards_that_do_not_match_the_calls_fail_the_episode(tokenizer: Any, reward: Any, says: str):
@@ -190,7 +190,7 @@ async def test_a_judge_rewards_agents_and_calls(tokenizer: Any):
         (Judgement(explanation="none", unscored_cause="no_vote"), "unscored/no_vote", "none"),
         (Judgement(), "unscored", "the judge returned a Judgement without a reward"),
         (UnscoredError("busy", "rate_limit"), "unscored/rate_limit", "busy"),
-        (Judgement(call_rewards=(1.0,)), "judge", "Judgement.call_rewards is a list of 1 rewards, but .* 3 LLM calls"),
+        (Judgement(call_rewards=(1.0,)), "judge", "Judgement.call_rewards has 1 rewards, but .* 3 LLM calls"),
         (Judgement(agent_rewards={"solver": 1.0}), "judge", "the judge rewards 'solver', but 'critic' made LLM calls"),
     ],
 )

@@ -213,7 +213,7 @@ def test_a_temporary_folder_is_used_if_the_cache_cannot_be_written(runs: Path, t
 
 
 def test_a_missing_folder_is_an_error(tmp_path: Path):
-    with pytest.raises(RecordError, match="give the folder of a run or a folder of runs"):
+    with pytest.raises(RecordError, match="give a run's folder or a folder with runs"):
         Runs(tmp_path / "nothing")
 
 

@@ -192,9 +192,9 @@ def _check_tokenizer(codec: ChatCodec, path: str) -> None:
         token = different[0]
         teacher_id, model_id = (ids.get(token, "no id") for ids in (teacher_ids, model_ids))
         raise ModelError(
-            f"trainer_common.distillation.teacher {path!r} has another tokenizer than model.path: the ids of "
-            f"{len(different)} of {len(model_ids)} tokens differ, for example that of {short_repr(token)}: "
-            f"{teacher_id} instead of {model_id}; name a teacher of the same model family"
+            f"trainer_common.distillation.teacher {path!r} has another tokenizer than model.path: "
+            f"{len(different)} of {len(model_ids)} tokens have other ids, for example {short_repr(token)}: "
+            f"{teacher_id} instead of {model_id}; name a teacher from the same model family"
         )
 
 

@@ -224,8 +224,8 @@ class ServerTeacher:
         if other := {value for value in sequence.temperatures if value not in (0.0, 1.0)}:
             raise ModelError(
                 f"a call was sampled at temperature {min(other):g}, and a teacher behind a server scores tokens at "
-                "temperature 1 only; write rollout.temperature: 1.0 and leave it out of the requests, or name the "
-                f"folder of a model as {TEACHER_KEY}"
+                "temperature 1 only; write rollout.temperature: 1.0 and leave temperature out of the requests, or "
+                f"name a model's folder as {TEACHER_KEY}"
             )
         body = {
             "model": self._model,

@@ -391,7 +391,7 @@ def read_results(path: Path) -> list[BenchResult]:
         if result.name in results:
             raise RecordError(
                 f"{results[result.name][0]} and {file} are both results of {result.suite} on {result.backbone}; "
-                "expected one of them"
+                "remove one file"
             )
         results[result.name] = file, result
     return [result for _, result in results.values()]

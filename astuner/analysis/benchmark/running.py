@@ -102,13 +102,13 @@ class BenchRun:
             raise ConfigError(f"the command of {self.name} is not valid: {error}") from error
         if not config.astuner.trainer_common.val_before_train:
             raise ConfigError(
-                f"the entry {self.entry.name!r} of the suite does not validate the starting model; its last override "
-                "of astuner.trainer_common.val_before_train, which --set may be, must be True"
+                f"the entry {self.entry.name!r} of the suite does not validate the starting model; set "
+                "astuner.trainer_common.val_before_train=True in its overrides or with --set"
             )
         reader = config.astuner.task_reader
         if not any(_has_validation(part) for part in (reader.mixture if reader.type == "mixture" else [reader])):
             raise ConfigError(
-                f"the entry {self.entry.name!r} of the suite has no validation tasks; set those of "
+                f"the entry {self.entry.name!r} of the suite has no validation tasks; set them under "
                 f"astuner.task_reader in {self.entry.conf} or in its overrides"
             )
         if not is_record(self.folder):
@@ -182,7 +182,7 @@ def plan_runs(
         for override in chosen.overrides:
             if option := options.get(override.partition("=")[0].strip().lstrip("+~")):
                 raise ConfigError(
-                    f"the override {override!r} of the entry {entry.name!r} sets a key that differs between the runs "
+                    f"the override {override!r} in the entry {entry.name!r} sets a key that differs between the runs "
                     f"of `astuner bench`; use {option} instead"
                 )
         numbers = entry.seeds if seeds is None else range(1, seeds + 1)
@@ -200,8 +200,8 @@ def plan_runs(
         ]
     if not runs:
         raise ConfigError(
-            f"no run of the suite {suite.name!r} is left: no chosen entry has a backbone of {', '.join(backbones)}; "
-            "add it to `backbones` of an entry"
+            f"no run of the suite {suite.name!r} is left: no chosen entry runs on {', '.join(backbones)}; "
+            "add it to an entry's `backbones`"
         )
     return runs
 

@@ -109,8 +109,8 @@ def replay_step(folder: Path, step: int) -> StepReplay:
     algorithm = config.trainer_common.algorithm
     if config.backbone != "local" or resolve(algorithm).rule is None:
         raise RecordError(
-            f"{folder} is a run of backbone {config.backbone} with algorithm {algorithm.adv_estimator}; replay "
-            "computes the reinforcement learning updates of the local backbone"
+            f"{folder} is a run on backbone {config.backbone} with algorithm {algorithm.adv_estimator}; replay "
+            "computes only the local backbone's reinforcement learning updates"
         )
     record = _TrainingRecord(folder)
     record.check(step)

@@ -262,8 +262,7 @@ def fsdp_shards(section: object, path: KeyPath, gpus: int) -> int:
     size = values[-1] if values else -1
     if not isinstance(size, int) or (0 <= size < gpus and (size == 0 or gpus % size)):
         raise ConfigError(
-            f"{dotted(path)} is {size!r}; expected a number of GPUs that divides the {gpus} of the trainer, or -1 for "
-            "all of them"
+            f"{dotted(path)} is {size!r}; expected a number of GPUs that divides the trainer's {gpus}, or -1 for all"
         )
     return size if 0 < size < gpus else gpus
 

@@ -347,7 +347,7 @@ class RlLoop:
         except BackboneError as error:  # for example, the signal has ended the trainer, too
             logger.error("interrupted, and the last step cannot be saved: {}", error)
         if self._saved is None:
-            logger.warning("there is no checkpoint to resume from")
+            logger.warning("no checkpoint was saved, so this run cannot be resumed")
         else:
             logger.warning("run the same command again to resume from the checkpoint of step {}", self._saved[0])
 

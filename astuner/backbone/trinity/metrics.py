@@ -145,7 +145,7 @@ def check_samples_match(
     if missing:
         raise BackboneError(
             f"step {step}: Trinity trained only {len(expected) - len(missing)} of {len(expected)} samples; sample "
-            f"{missing[0][1]} of episode {missing[0][0]} is missing. This is a bug; please report it with the run"
+            f"{missing[0][1]} in episode {missing[0][0]} is missing. This is a bug; please report it with the run"
         )
     samples = {
         (episode.episode_id, index): sample for episode in episodes for index, sample in enumerate(episode.samples)

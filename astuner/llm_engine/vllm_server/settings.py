@@ -185,8 +185,9 @@ def _logprobs_mode(rollout: RolloutConfig) -> str:
         return "processed_logprobs"
     if any(temperature != 1 for temperature, _, _ in sampled):
         logger.warning(
-            "vllm: with temperature and top_p or top_k together, its logprobs are those of the model at temperature 1, "
-            "not those of the sampled distribution; set one of them to 1 (top_k: -1), or use rollout.name: embedded"
+            "vllm: with temperature and top_p or top_k together, it returns the model's logprobs at temperature 1, not "
+            "the sampled distribution's; set temperature to 1, or top_p to 1 and top_k to -1, or use rollout.name: "
+            "embedded"
         )
     return "raw_logprobs"
 

@@ -137,8 +137,8 @@ def _parse(given: Mapping[str, Any]) -> ChatRequest:
         conversation += _messages_of(message, f"messages[{index}]")
     if conversation[-1]["role"] == "assistant":
         raise UnsupportedParameterError(
-            "messages ends with a message of the assistant, which the model in training cannot continue; end with a "
-            "message of the user",
+            "messages ends with an assistant message, which the model in training cannot continue; end with a user "
+            "message",
             "messages",
         )
     choice, parallel = _tool_choice(given.get("tool_choice"))

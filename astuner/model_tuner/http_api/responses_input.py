@@ -172,7 +172,7 @@ class _Turns:
             if item["id"] == identity:
                 return item
         raise InvalidRequestError(
-            f"{where} refers to {short_repr(identity)}, which is not an item of an answer of this episode", where
+            f"{where} refers to {short_repr(identity)}, which is no item in this episode's answers", where
         )
 
 

@@ -119,7 +119,7 @@ def make_grader(config: TaskJudgeConfig, rubrics: Rubrics, client: LlmClient | N
     if rubrics.grader_mode != settings.grader_mode:
         raise ConfigError(
             f"the rubrics of {rubrics.name} are {rubrics.grader_mode}, and task_judge.rubrics_auto_grader.grader_mode "
-            f"is {settings.grader_mode}; set the same mode, or remove the file of the rubrics to learn them again"
+            f"is {settings.grader_mode}; set the same mode, or remove the rubrics' file to learn them again"
         )
     params: dict[str, Any] = {
         "rubric": rubrics.text(),

@@ -196,8 +196,8 @@ class RandomPlayer(ScriptedPlayer):
         """Return a legal action; `WorkflowError` if the environment does not list them."""
         if not observation.legal_actions:
             raise WorkflowError(
-                f"rollout.players.{self.seat} is random, and the environment does not list the legal actions of this "
-                "observation; write `package.module->Class` of a player that knows the actions"
+                f"rollout.players.{self.seat} is random, and the environment does not list the legal actions; "
+                "write the `package.module->Class` of a player that knows them"
             )
         return self.rng.choice(observation.legal_actions)
 

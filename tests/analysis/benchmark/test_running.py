@@ -230,7 +230,7 @@ def test_options_select_runs(suite: Path, write_suite: Callable[..., Path], log:
     assert run.overrides[1:] == ("astuner.rollout.temperature=1.0", "astuner.trainer_common.shuffle_seed=1")
     with pytest.raises(ConfigError, match="has no entry 'three'; its entries are one, two"):
         plan_runs(loaded, Path("out"), entries=["three"])
-    with pytest.raises(ConfigError, match="no chosen entry has a backbone of trinity"):
+    with pytest.raises(ConfigError, match="no chosen entry runs on trinity"):
         plan_runs(loaded, Path("out"), backbones=["trinity"], entries=["one"])
     for override, option in (
         ("astuner.experiment_name=x", "`name` of the entry"),
@@ -292,7 +292,7 @@ def test_a_backbone_without_its_environment_is_refused_before_any_run(suite: Pat
 
 
 def test_a_configuration_without_validation_tasks_is_refused_before_any_run(suite: Path):
-    with pytest.raises(ConfigError, match="'letters' of the suite has no validation tasks; set those of"):
+    with pytest.raises(ConfigError, match="'letters' of the suite has no validation tasks; set them under"):
         bench("suite.yaml", "--output", "out", "--set", "astuner.task_reader.dataset_file.validation.file_path=''")
     assert not Path("out").exists()
 

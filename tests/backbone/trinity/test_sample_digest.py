@@ -50,6 +50,6 @@ def test_unknown_sample_is_an_error() -> None:
 
 def test_missing_sample_is_an_error() -> None:
     with pytest.raises(
-        BackboneError, match=r"step 2: Trinity trained only 1 of 2 samples; sample 1 of episode e is missing"
+        BackboneError, match=r"step 2: Trinity trained only 1 of 2 samples; sample 1 in episode e is missing"
     ):
         check_samples_match(EPISODES, DIGESTS.keys(), {("e", 0): DIGESTS["e", 0]}, 2)
