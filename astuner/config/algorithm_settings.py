@@ -155,7 +155,7 @@ class AlgorithmConfig(Section):
     overlong_buffer_length: NonNegativeInt = key(
         0, wrong_for=_ONLY_REWARDS, trainers="subtracted from the reward before advantages are computed"
     )
-    """DAPO's soft penalty: up to 1 of reward is lost within this many tokens of max_response_length; 0 is off."""
+    """DAPO's soft penalty: responses within this many tokens of max_response_length lose up to 1 reward; 0 is off."""
     entropy_coef: Annotated[float, Field(ge=0, le=1000)] = key(
         0.0,
         wrong_for=_NOT_FOR_SFT,
@@ -163,11 +163,11 @@ class AlgorithmConfig(Section):
         trinity=mirrors("algorithm.entropy_loss_fn", rule="entropy_loss")
         + mirrors("algorithm.entropy_loss_fn_args", rule="entropy_args"),
     )
-    """Coefficient of the entropy bonus: the loss is reduced by this value times the entropy of the policy."""
+    """Coefficient of the entropy bonus: the loss is reduced by this value times the policy's entropy."""
     high_entropy_share: Annotated[float, Field(gt=0, le=1)] = key(
         1.0,
         wrong_for=_NOT_FOR_SFT,
-        verl="the policy loss of the other tokens is 0; another forward pass of each mini-batch finds them",
+        verl="the policy loss of the other tokens is 0; another forward pass over each mini-batch finds them",
         unsupported=unsupported(
             by=("trinity",),
             why="its loss gets a part of a mini-batch at a time, and the share is of the whole mini-batch; use "
@@ -182,11 +182,11 @@ class AlgorithmConfig(Section):
     component_weights: dict[str, Annotated[float, Field(ge=-1e6, le=1e6)]] = key(
         {}, variant="gdpo", trainers="weights the components before advantages are computed"
     )
-    """gdpo: the weights of the components of the reward by name. Default: 1 for each whose name has no dot."""
+    """gdpo: the weights of the reward components, by name. Default: 1 for each whose name has no dot."""
     step_advantage_coef: Annotated[float, Field(ge=0, le=1000)] = key(
         1.0, variant="gigpo", trainers="weights the advantages of steps before the trainer gets them"
     )
-    """gigpo: the coefficient of the advantages of steps over the other steps from the same state."""
+    """gigpo: the coefficient of a step's advantage over the other steps from the same state."""
     prompt_loss_weight: Annotated[float, Field(ge=0, le=1000)] = key(
         0.0, wrong_for=_ONLY_SFT, trainers="for sft, which this backbone does not support"
     )
@@ -241,11 +241,11 @@ class DistillationConfig(Section):
     request_timeout: Seconds = key(120.0, variant=_SERVER, resume="any")
     """Time limit of one request to the teacher's server, in seconds."""
     coef: Annotated[float, Field(gt=0, le=1000)] = key(1.0, variant=NOT_NULL)
-    """Factor of log teacher - log model, minus its mean, which is added to the advantage of each token."""
+    """Factor of log teacher - log model, minus its mean, which is added to each token's advantage."""
     reward_coef: Annotated[float, Field(ge=0, le=1000)] = key(0.0, variant=NOT_NULL)
-    """Factor of the advantages of the rewards; 0 learns from the teacher alone."""
+    """Factor of the rewards' advantages; 0 learns from the teacher alone."""
     hint: str | None = key(None, variant=NOT_NULL)
-    """Text for the teacher only, at the end of each request, with {fields} of the task, {reward} and {explanation}."""
+    """Text for the teacher only, at the end of each request, with {reward}, {explanation} and the task's {fields}."""
 
 
 def teacher_folder(config: DistillationConfig) -> str | None:

@@ -68,7 +68,7 @@ class ReinforcementSpec:
         norm_adv_by_std: whether advantages are divided by a standard deviation.
         clip: the distances `low` and `high` that the probability ratio may have from 1; None for a loss that clips no
             ratio.
-        dynamic_sampling: the default of the key of this name.
+        dynamic_sampling: the default of the key `dynamic_sampling`.
     """
 
     advantage: AdvantageSpec

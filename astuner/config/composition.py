@@ -66,7 +66,7 @@ _MAIN = "the_user_yaml"
 _SHIPPED = ("verl_default", "trinity_default", "astuner_default")
 """Files with the defaults, which are always below the user's files: entries with their names are left out."""
 _OWN_KEYS = ("hydra", "defaults")
-"""Keys of a file that are about Hydra, and not part of the configuration."""
+"""Keys in a file that are about Hydra, and not part of the configuration."""
 # The settings of an application, which Hydra would compose, too.
 _WITHOUT_APPLICATION = tuple(
     f"~hydra/{group}"
@@ -170,7 +170,7 @@ def _layers(main: Path, session: _Session, overrides: list[str]) -> list[YamlFil
 
 
 def _in_package(file: YamlFile, package: KeyPath, main: YamlFile) -> YamlFile:
-    """Return a file with full names of its keys, which are those of a section, the package."""
+    """Return a file with its keys moved below the section `package`."""
     tree: Mapping[str, Any] = {name: value for name, value in file.tree.items() if name not in _OWN_KEYS}
     return replace(
         file,
@@ -282,7 +282,7 @@ _session: ContextVar[_Session] = ContextVar("_session")
 
 @cache
 def _register() -> None:
-    """Tell Hydra the root of a composition, which is the user's main file, and the source of files."""
+    """Tell Hydra the composition's root, which is the user's main file, and the source of files."""
     ConfigStore.instance().store(name=_RUN, node=OmegaConf.create({"defaults": [_MAIN]}))
     Plugins.instance().register(_YamlSource)
     Plugins.instance().register(_YamlFolders)
@@ -299,7 +299,7 @@ class _YamlFolders(SearchPathPlugin):
 
 
 class _YamlSource(ConfigSource):
-    """A Hydra source of the YAML files in a folder; or, if its path is a file, of that file under the name `_MAIN`."""
+    """A Hydra source for the YAML files in a folder or, if its path is a file, for that file under the name `_MAIN`."""
 
     @staticmethod
     def scheme() -> str:

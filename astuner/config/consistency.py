@@ -34,7 +34,7 @@ def inconsistencies(config: RunConfig) -> Iterator[Problem]:
 
 
 def _problem(keys: str | tuple[str, ...], text: str) -> Problem:
-    """Return a problem with one key or several of `astuner`; it has the place of the first that the user set."""
+    """Return a problem with one or more keys below `astuner`, located at the first of them that the user set."""
     return Problem(text, keys=tuple(parts(f"astuner.{key}") for key in ((keys,) if isinstance(keys, str) else keys)))
 
 

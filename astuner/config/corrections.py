@@ -26,12 +26,12 @@ class CorrectionSpec:
     Attributes:
         source: the paper, and the name of verl's preset if there is one.
         formula: the factor of a token's loss, for the documentation.
-        weights: the unit of the importance weights: r of the token, or the product of r over an LLM call; None for no
+        weights: the unit of the importance weights: a token's r, or the product ∏ r over an LLM call; None for no
             weights.
         weight_range: the smallest and the largest weight.
         masks: whether weights out of this range become 0; otherwise, weights above the range become its maximum.
         rejects: the statistic by which calls are left out; None for none.
-        rejection_range: the smallest and the largest value of the statistic of a call that is trained.
+        rejection_range: the smallest and the largest value of the statistic with which a call is trained.
     """
 
     source: str

@@ -73,13 +73,13 @@ class DataConfig(Section):
         verl=mirrors("data.max_prompt_length"),
         trinity="an episode with a longer first prompt fails",
     )
-    """Maximum number of tokens of an episode's first prompt; an episode with a longer one fails and is counted."""
+    """Maximum number of tokens in an episode's first prompt; an episode with a longer one fails and is counted."""
     max_response_length: PositiveInt = key(
         15000,
         verl=mirrors("data.max_response_length", "actor_rollout_ref.actor.loss_scale_factor"),
         trinity="limits an episode, and is part of some losses' weights",
     )
-    """Maximum number of tokens after the first prompt of an episode (answers, tool results, new turns)."""
+    """Maximum number of tokens after an episode's first prompt (answers, tool results, new turns)."""
     train_batch_size: Count = key(
         32,
         verl=mirrors("data.train_batch_size")
@@ -179,9 +179,9 @@ class RandomDummyConfig(Section):
     validation_tasks: NonNegativeInt = 16
     """Number of validation tasks; 0 for none."""
     min_words: Count = 4
-    """Minimum number of words of a question."""
+    """Minimum number of words in a question."""
     max_words: Count = 32
-    """Maximum number of words of a question."""
+    """Maximum number of words in a question."""
     seed: Seed = 0
     """The tasks are the same for the same seed."""
 
@@ -210,7 +210,7 @@ ReaderType = Literal[
 ]
 
 MAX_SEED_TASKS = 1_000_000
-"""Maximum number of tasks of a split, if task_reader.type is seeds."""
+"""Maximum number of tasks in a split, if task_reader.type is seeds."""
 
 
 class _Readers(Section):
@@ -241,7 +241,7 @@ class _Readers(Section):
 
 
 class _WeightedReader(Section):
-    """The keys of an entry of `task_reader.mixture` that every reader has."""
+    """The keys that every entry of `task_reader.mixture` has, whatever its reader."""
 
     type: ReaderType | ReaderClass
     """The reader, as in task_reader.type."""
@@ -253,7 +253,7 @@ class _WeightedReader(Section):
 
 # pydantic puts the fields of the last base class first, and files list `type` first.
 class MixturePart(_Readers, _WeightedReader):
-    """An entry of `task_reader.mixture`: a reader and its share of the training tasks."""
+    """An entry in `task_reader.mixture`: a reader and its share of the training tasks."""
 
 
 def part_names(parts: Sequence[MixturePart]) -> list[str]:
@@ -271,7 +271,7 @@ class _ReaderType(Section):
     """The choice of the reader."""
 
     type: ReaderType | Literal["mixture"] | ReaderClass = "huggingface_dat_repo"
-    """The reader: one of those whose sections follow, mixture, or a class of your own (`package.module->Class`)."""
+    """The reader: one of those whose sections follow, mixture, or your own class (`package.module->Class`)."""
 
 
 class TaskReaderConfig(_Readers, _ReaderType):
@@ -324,15 +324,15 @@ class RubricsConfig(Section):
     generate_number: Count = 1
     """Rubrics proposed per sample."""
     max_epochs: PositiveInt = 2
-    """Number of rounds of testing and revising the rubrics."""
+    """Number of rounds in which the rubrics are tested and revised."""
     max_retries: Count = 3
-    """Maximum number of retries of a question to the grading model after errors of the endpoint."""
+    """Maximum number of retries for a question to the grading model after endpoint errors."""
     aggregation_mode: Literal["keep_all", "categorize", "merge_similar"] = "keep_all"
     """Keep all proposed rubrics, group them in categories, or merge similar ones."""
     grader_name: str = "auto_grader"
-    """Name of the grader in logs and in the file of its rubrics."""
+    """Name of the grader in logs and in its rubrics' file."""
     num_reference_samples: Count = 20
-    """Number of reference samples; a quarter of them is held out to measure the agreement."""
+    """Number of reference samples; a quarter is held out to measure the agreement."""
     query_field: str = "main_query"
     """Field with the question."""
     answer_field: str = "final_answer"
@@ -371,9 +371,9 @@ class TaskJudgeConfig(Section):
     alien_llm_model: str = key("qwen3-235b-a22b-instruct-2507", variant=_OWN_JUDGE, no_effect=(_NO_JUDGE_MODEL,))
     """The helper model that a judge may ask."""
     alien_llm_response_length: PositiveInt = key(512, no_effect=(_NO_JUDGE_MODEL,))
-    """Maximum number of tokens of the helper model's answer."""
+    """Maximum number of tokens in the helper model's answer."""
     llm: JudgeLlmConfig = key(JudgeLlmConfig(), no_effect=(_NO_JUDGE_MODEL,))
-    """The endpoint of the helper model, and the limits of its use."""
+    """The helper model's endpoint, and the limits of its use."""
     rubrics_auto_grader: RubricsConfig = key(RubricsConfig(), variant="rubrics_auto_grader")
     """Used if judge_type is rubrics_auto_grader."""
 

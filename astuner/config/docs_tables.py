@@ -127,7 +127,7 @@ def _keys() -> str:
 
 
 def _rows(section: KeyPath, below: KeyPath = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the rows of a section's table; a section below `astuner.x` has a row, followed by those of its keys."""
+    """Yield the rows of a section's table; a section below `astuner.x` has a row, followed by its keys' rows."""
     for name, field in schema().sections[(*section, *below)].model_fields.items():
         path = (*section, *below, name)
         if path in schema().keys:

@@ -77,7 +77,7 @@ class Schema:
     Attributes:
         keys: every key by path.
         sections: every section by path; the root has the empty path.
-        declarations: the declaration of every key and section by path, in the order of the schema.
+        declarations: the declaration of every key and section by path, in schema order.
     """
 
     keys: Mapping[KeyPath, Key]
@@ -149,7 +149,7 @@ def is_changed(config: RunConfig, path: KeyPath) -> bool:
 def nearest_key(path: KeyPath) -> str | None:
     """Return the valid key or section that was probably meant, or None.
 
-    It is the only one of this last name, else the most similar in the same section, else the most similar of all.
+    It is the only key with this last name, else the most similar in the same section, else the most similar of all.
     """
     valid = [key for key in (*schema().keys, *schema().sections) if key and key != path[: len(key)]]
     same_name = [key for key in valid if key[-1] == path[-1]]

@@ -128,7 +128,7 @@ def resolve_names(config: RunConfig, path: Path, exp_dir: Path | str = "launcher
     Args:
         config: as loaded.
         path: the YAML file; its stem replaces the experiment name `read_yaml_name`.
-        exp_dir: parent folder of an `experiment_dir` of `auto`.
+        exp_dir: the experiment folder's parent if `experiment_dir` is `auto`.
     """
     run = config.astuner
     name = path.stem if run.experiment_name == "read_yaml_name" else run.experiment_name

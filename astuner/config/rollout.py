@@ -69,9 +69,9 @@ class MultiTurnConfig(Section):
     """`rollout.multi_turn`: limits of an episode."""
 
     max_sample_per_task: PositiveInt = key(30, trainers="limits the samples of an episode")
-    """Maximum number of training samples of one episode."""
+    """Maximum number of training samples from one episode."""
     max_steps: PositiveInt = key(30, trainers="limits the LLM calls of an episode")
-    """Maximum number of LLM calls of one episode; on_max_steps applies to one more."""
+    """Maximum number of LLM calls in one episode; on_max_steps applies to one more."""
     on_max_steps: Literal["judge", "fail"] = key("judge", trainers="ends an episode with too many LLM calls")
     """What a call beyond max_steps does: judge cuts the episode and judges its last answer, fail fails the episode."""
     expected_steps: PositiveInt = key(
@@ -142,7 +142,7 @@ class RolloutConfig(Section):
         wrong_for={"gigpo": "it compares the rewards of whole episodes, and the returns of steps in addition"},
         trainers="computed by the agent loop",
     )
-    """The reward of an LLM call of the agent loop: that of the whole episode, or the rewards from its step on."""
+    """The reward of an LLM call by the agent loop: the whole episode's, or the rewards from its step on."""
     agentscope_workflow: str | None = key(None, trainers="runs in astuner's episode workers", resume="path")
     """`package.module->Name`, the agent to tune: a Workflow class, or a function `async def run(task, model_tuner)`."""
     trainable_targets: list[str] | None = key(None, trainers="selects the calls that become samples")
@@ -150,7 +150,7 @@ class RolloutConfig(Section):
     frozen_models: dict[str, FrozenModelConfig] = key({}, trainers="answers calls that are not trained")
     """Models behind the agents that are not trained, by tag, each with model, base_url and api_key_env."""
     players: dict[str, str] = key({}, no_effect=(WITH_FRAMEWORK,), trainers="play in the agent loop")
-    """Programs that play seats of the environment: random, or `package.module->Class` of a ScriptedPlayer, by seat."""
+    """Programs that play seats in the environment: random, or `package.module->Class` of a ScriptedPlayer, by seat."""
     agentscope_disable_toolcalls: bool = key(False, trainers="shows the model no tools")
     """Show the model no tools, whatever the workflow registers."""
     sandbox: bool = key(True, trainers="applies to the tools of episodes")
@@ -177,9 +177,9 @@ class RolloutConfig(Section):
     max_retries: Annotated[int, Field(ge=0, le=1000)] = key(0, trainers="runs a failed episode again")
     """How often a failed episode is run again; each attempt is recorded and counted."""
     gamma: Probability = key(1.0, trainers="applies to the rewards of the agent loop's steps")
-    """Discount of the environment's rewards over the steps of an agent; other agents than the agent loop need 1.0."""
+    """Discount of the environment's rewards over an agent's steps; other agents than the agent loop need 1.0."""
     compute_madness_checklist: list[AnomalyCheckName] = key(["nonsense"], trainers="checked in every answer")
-    """[Checks](anomaly_checks.md) of answers; nonsense is all of them but wrong_toolcall and language_switch."""
+    """[Checks](anomaly_checks.md) of answers; nonsense is all but wrong_toolcall and language_switch."""
     agent_madness_termination: bool = key(True, variant=_ANOMALY_CHECKS, trainers="ends the episode")
     """End the episode at the first such sign."""
     agent_madness_reward: Number = key(-1.0, variant=_ANOMALY_CHECKS, trainers="becomes the reward")
@@ -189,7 +189,7 @@ class RolloutConfig(Section):
         verl="the `max_tokens` of every request",
         trinity=mirrors("model.max_response_tokens", rule="answer_tokens"),
     )
-    """Maximum number of tokens of one answer."""
+    """Maximum number of tokens in one answer."""
     max_model_len: PositiveInt = key(
         18000,
         despite=(FOR_SFT,),
@@ -199,7 +199,7 @@ class RolloutConfig(Section):
         + from_run("model.max_response_tokens", rule="answer_tokens")
         + from_run("trainer.max_token_len_per_gpu", rule="tokens_per_gpu"),
     )
-    """Maximum number of tokens of one call, prompt and answer together."""
+    """Maximum number of tokens in one call, prompt and answer together."""
     multi_turn: MultiTurnConfig = MultiTurnConfig()
     """Limits of an episode."""
     tensor_model_parallel_size: Count = key(
@@ -302,7 +302,7 @@ class RolloutConfig(Section):
     client_sampling: Literal["honour", "override"] = key(
         "honour", trainers="the episodes sample through the same model interface on all backbones"
     )
-    """honour uses the temperature, top_p, top_k, penalties and seed of a request; override uses those of the run."""
+    """honour uses a request's temperature, top_p, top_k, penalties and seed; override uses the run's."""
     val_kwargs: ValKwargs = key(ValKwargs(), trinity="every request has its sampling parameters")
     """Sampling in validation."""
 
@@ -343,6 +343,6 @@ class DebugConfig(Section):
     debug_vllm_seed: Seed = 12345
     """Seed of the sampling."""
     debug_tensor_parallel_size: Count = key(4, no_effect=(_NO_OWN_VLLM,))
-    """Maximum number of GPUs of the vLLM server; without effect on a CPU."""
+    """Maximum number of GPUs for the vLLM server; without effect on a CPU."""
     debug_vllm_timeout: Seconds = key(600.0, no_effect=(_NO_OWN_VLLM,))
     """Time limit for the vLLM server to become ready, in seconds."""

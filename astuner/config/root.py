@@ -54,7 +54,7 @@ class AstunerConfig(Section):
         trinity="part of the run record and loggers",
         resume="any",
     )
-    """Name of the run and of its folder; read_yaml_name takes the YAML file's."""
+    """Name of the run and its folder; read_yaml_name takes the YAML file's."""
     experiment_dir: str = key(
         "auto",
         verl=from_run("trainer.default_local_dir", rule="checkpoint_folder"),
@@ -112,7 +112,7 @@ class AstunerConfig(Section):
     asynchrony: AsynchronyConfig = key(
         AsynchronyConfig(),
         used_by=("trinity",),
-        verl="all episodes of a step are sampled with the weights of the previous step",
+        verl="all episodes of a step are sampled with the previous step's weights",
         resume="same",
     )
     """How far sampling may run ahead of training."""

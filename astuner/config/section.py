@@ -24,7 +24,7 @@ MIN_GPUS_OF_TRINITY = 2
 """Engines and trainer need at least one GPU each."""
 
 ResumeRule = Literal["same", "path", "more", "any"]
-"""How a key of a resumed run may differ from that of the run that it continues.
+"""How a key's value in a resumed run may differ from the value in the run that it continues.
 
 `same`: not at all, because samples or updates depend on it; with another value, the run is another run.
 `path`: it names a file or a folder, which may have been moved.
@@ -110,7 +110,7 @@ class TrainerKey:
 
 
 TrainerUse = str | tuple[TrainerKey, ...]
-"""The keys of a trainer that a key of astuner determines, or, if there is none, how astuner implements the key."""
+"""The trainer keys that an astuner key determines, or, if there is none, how astuner implements the key."""
 
 
 def sets(*names: str, rule: str | None = None) -> tuple[TrainerKey, ...]:

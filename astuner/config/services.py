@@ -71,7 +71,7 @@ Price = Annotated[float, Field(ge=0, le=1e6)]
 
 
 class HealthConfig(Section):
-    """`health` of a service: how astuner checks that it is ready; one of the keys, or neither."""
+    """A service's `health`: how astuner checks that it is ready; set at most one key."""
 
     http: HttpAddress | None = None
     """An address that answers with a status below 400 once the service is ready."""
@@ -158,13 +158,13 @@ class JudgeLlmConfig(Section):
     request_timeout: Seconds = key(30.0, resume="any")
     """Time limit of one request, in seconds."""
     deadline: Seconds = key(50.0, resume="any")
-    """Time limit of one question with all of its retries, in seconds."""
+    """Time limit for one question with all its retries, in seconds."""
     max_retries: NonNegativeInt = key(4, resume="any")
-    """Maximum number of retries of a question after errors of the endpoint."""
+    """Maximum number of retries for a question after endpoint errors."""
     max_reasks: NonNegativeInt = key(2, resume="any")
     """Maximum number of further requests after answers that do not have the requested form."""
     max_concurrent_requests: Count = key(16, resume="any")
-    """Maximum number of concurrent requests; on verl and trinity, of one process."""
+    """Maximum number of concurrent requests; on verl and trinity, per process."""
     cache: bool = key(True, resume="any")
     """Use the cached answer if a question was asked before."""
     cache_dir: str | None = key(None, resume="path")

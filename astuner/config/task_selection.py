@@ -54,11 +54,11 @@ class DuplicateFilter(_StaticFilter):
     type: Literal["deduplicate"]
     """`deduplicate`."""
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
-    """Jaccard similarity of the sets of n-grams from which on two prompts are similar."""
+    """Two prompts are similar if the Jaccard similarity of their n-gram sets is at least this value."""
     ngram: Count = 3
-    """Number of words of an n-gram."""
+    """Number of words in an n-gram."""
     permutations: Annotated[int, Field(ge=16, le=1024)] = 128
-    """Number of hash functions; more find more of the tasks whose similarity is close to the threshold."""
+    """Number of hash functions; with more, more tasks whose similarity is close to the threshold are found."""
 
 
 class RegexFilter(_StaticFilter):
@@ -127,4 +127,4 @@ class CurriculumConfig(Section):
     window: Count = 2
     """Number of the latest steps with a task over which its success is averaged."""
     min_weight: Annotated[float, Field(gt=0, le=1)] = 0.05
-    """Weight of tasks that are always or never solved, where 1 is that of tasks that are solved half of the time."""
+    """Weight of tasks that are always or never solved; a task that is solved half the time has weight 1."""

@@ -47,9 +47,9 @@ class FeedbackTracingConfig(Section):
     alien_llm_model: str = "qwen3-235b-a22b-instruct-2507"
     """The helper model of the filters."""
     alien_llm_response_length: PositiveInt = 512
-    """Maximum number of tokens of the helper model's answer."""
+    """Maximum number of tokens in the helper model's answer."""
     llm: JudgeLlmConfig = JudgeLlmConfig()
-    """The endpoint of the helper model, and the limits of its use; as task_judge.llm."""
+    """The helper model's endpoint, and the limits of its use; as task_judge.llm."""
 
 
 class DocumentReaderConfig(Section):
@@ -58,7 +58,7 @@ class DocumentReaderConfig(Section):
     document_path: list[str] = key([], resume="path")
     """Files (PDF, DOCX, HTML, Markdown, text) and folders with such files."""
     chunk_size: Annotated[int, Field(ge=100, le=1_000_000)] = 4000
-    """Maximum number of characters of a chunk, the part of a document that one request shows."""
+    """Maximum number of characters in a chunk, the document part that one request shows."""
 
 
 class DeduplicationConfig(Section):
@@ -69,7 +69,7 @@ class DeduplicationConfig(Section):
     threshold: Annotated[float, Field(gt=0, le=1)] = 0.8
     """Minimum similarity of two questions that makes them duplicates."""
     ngram: Count = 2
-    """Number of words of an n-gram."""
+    """Number of words in an n-gram."""
     embedding_model: str = "text-embedding-v4"
     """Embedding model, if method is embeddings."""
 
@@ -88,7 +88,7 @@ class DataGenerationConfig(Section):
     tasks_per_request: Annotated[int, Field(gt=0, le=100)] = 5
     """Number of tasks that a request asks for."""
     max_rounds: Count = 4
-    """Maximum number of times that each chunk of the documents is used to reach task_num."""
+    """Maximum number of times that each document chunk is used to reach task_num."""
     verify: bool = True
     """Keep only tasks that the helper model can answer from the text, with the same answer, without knowing it."""
     deduplication: DeduplicationConfig = DeduplicationConfig()
@@ -100,12 +100,12 @@ class DataGenerationConfig(Section):
     validation_output_path: str = key("data_generation/validation.jsonl", resume="path")
     """The file to which the validation tasks are written."""
     validation_share: ValidationShare = 0.1
-    """Share of the tasks that are for validation, from other parts of the documents if possible; 0 for none."""
+    """Share of the tasks for validation, from other document parts if possible; 0 for none."""
     seed: Seed = 0
-    """Seed of the examples that a request shows, and of the split."""
+    """Seed for the split and for the examples that a request shows."""
     alien_llm_model: str = "qwen3-235b-a22b-instruct-2507"
     """The helper model that generates and verifies."""
     alien_llm_response_length: PositiveInt = 2048
-    """Maximum number of tokens of the helper model's answer."""
+    """Maximum number of tokens in the helper model's answer."""
     llm: JudgeLlmConfig = JudgeLlmConfig()
-    """The endpoint of the helper model, and the limits of its use; as task_judge.llm."""
+    """The helper model's endpoint, and the limits of its use; as task_judge.llm."""

@@ -152,7 +152,7 @@ class TrainerCommonConfig(Section):
         4,
         no_effect=(FOR_SFT,),
         verl=mirrors("actor_rollout_ref.rollout.val_kwargs.n", rule="validation_episodes"),
-        trinity="the number of episodes of a validation",
+        trinity="the number of episodes in a validation",
     )
     """Validation episodes per task, and the largest k of pass@k; greedy validation has one episode per task."""
     save_freq: PositiveInt = key(

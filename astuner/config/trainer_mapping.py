@@ -1,4 +1,4 @@
-"""Mapping of a configuration to that of verl or Trinity and back, from the declared keys and `fixed_settings.yaml`."""
+"""Maps a configuration to verl's or Trinity's and back, from the declared keys and `fixed_settings.yaml`."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class SameThing:
 
     Attributes:
         keys: the keys of astuner.
-        factor: a key of astuner; the trainer's value is that of `keys` times its value.
-        quotient: a key of astuner; the trainer's value is its value divided by that of `keys`.
-        values: the trainer's value to that of `keys`, where they differ.
+        factor: an astuner key whose value, times the value of `keys`, is the trainer's value.
+        quotient: an astuner key whose value, divided by the value of `keys`, is the trainer's value.
+        values: trainer value to astuner value, where they differ.
     """
 
     keys: tuple[KeyPath, ...]
@@ -73,7 +73,7 @@ class TrainerMapping:
     """The mapping of one trainer.
 
     Attributes:
-        trainer: name of the backbone, and of the user's section that is passed to the trainer.
+        trainer: the backbone's name, and the name of the user's section that is passed to the trainer.
         uses: the declared use of each astuner key or section, in schema order.
         facts: trainer key to rule, for values that no key of astuner determines.
         fixed: trainer key to its fixed value.
@@ -122,7 +122,7 @@ class TrainerMapping:
         Args:
             config: the configuration.
             run_facts: second argument of the rules.
-            machine: names of the groups of `machine` that apply; a later group overrides an earlier one.
+            machine: names of the groups in `machine` that apply; a later group overrides an earlier one.
         """
         copied: dict[str, Any] = {}
         rules: dict[str, str] = {}
@@ -144,7 +144,7 @@ class TrainerMapping:
 
 
 def _same_thing(entry: str | dict[str, Any]) -> SameThing:
-    """Return an entry of `aliases` in fixed_settings.yaml: names of keys, or a mapping that has them under `keys`."""
+    """Convert an entry of `aliases` in fixed_settings.yaml: key names, or a mapping that has them under `keys`."""
     options = {"keys": entry} if isinstance(entry, str) else dict(entry)
     names = options.pop("keys").split()
     return SameThing(tuple(parts(name) for name in names), **options)

@@ -165,7 +165,7 @@ def validate(tree: Mapping[str, Any], origins: Mapping[KeyPath, str]) -> tuple[R
 
 
 def _path_of(details: ErrorDetails, tree: Mapping[str, Any]) -> KeyPath:
-    """Return the path of the invalid section, key or item; pydantic's location also contains branches of a union."""
+    """Return the path of the invalid section, key or item; pydantic's location also contains a union's branches."""
     path = tuple(str(part) for part in details["loc"])
     key = schema().owner(path)
     if key is None:

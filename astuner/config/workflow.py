@@ -80,7 +80,7 @@ class WorkflowConfig(Section):
     agents: dict[str, AgentText] = key({})
     """Names of the program's agents, each with a text in the agent's system prompt or last user message."""
     max_output_bytes: PositiveInt = key(65536, resume="any")
-    """Maximum size of the recorded stdout and of the recorded stderr, in bytes; the middle is left out."""
+    """Maximum size of the recorded stdout and stderr, in bytes each; the middle is left out."""
 
 
 class AutoContextConfig(Section):
@@ -129,9 +129,9 @@ class ContextTrackerConfig(Section):
     )
     """The model that writes the summaries, at auto_context_cm.base_url."""
     alien_llm_response_length: PositiveInt = key(512, variant="auto_context")
-    """Maximum number of tokens of a summary."""
+    """Maximum number of tokens in a summary."""
     max_env_len: PositiveInt = key(4096, variant="auto_context")
-    """Number of tokens of a prompt above which auto_context summarizes the history."""
+    """Number of prompt tokens above which auto_context summarizes the history."""
     auto_context_cm: AutoContextConfig = key(AutoContextConfig(), variant="auto_context")
     """Used if context_tracker_type is auto_context."""
     sliding_window_cm: SlidingWindowConfig = key(SlidingWindowConfig(), variant="sliding_window")

@@ -39,7 +39,7 @@ class YamlFile:
         path: the file.
         text: its content.
         tree: its values, as OmegaConf reads them and not YAML 1.1: `1e-6` is a float, and a date is text.
-        lines: 1-based line of every key and list item; the last part of an item's path is its index.
+        lines: 1-based line of every key and list item; an item's path ends with its index.
         notices: another name of a key to the notice about it.
         problems: other names of keys that are also set, to another value.
     """
@@ -199,7 +199,7 @@ def key_path(full_key: str) -> KeyPath:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the reason of an OmegaConf or Hydra error: the first line of its message."""
+    """Return the reason for an OmegaConf or Hydra error: the first line of its message."""
     line = (str(error) or type(error).__name__).splitlines()[0]
     return re.sub(r"^\w+ raised while resolving interpolation: ", "", line).strip('"')
 
