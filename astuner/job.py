@@ -197,7 +197,7 @@ class AstunerJob:
         return Path(f"{words or 'job'}.yaml")
 
     def load_job_from_yaml(self, path: str | Path) -> Self:
-        """Replace the configuration by that of a YAML file."""
+        """Replace the configuration by a YAML file's."""
         loaded = load_config(Path(path))
         self._config, self._file, self._notices = loaded.config, loaded.path, loaded.notices
         return self

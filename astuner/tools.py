@@ -39,8 +39,8 @@ async def run_python(code: str, timeout: float = 300, **kwargs: Any) -> ToolResp
 def sandbox_agentscope(*, enabled: bool) -> None:
     """Set whether AgentScope's `execute_python_code` runs in the sandbox when an episode calls it.
 
-    This replaces the code of the function and not the function itself, so it also applies to earlier imports of the
-    function. Its name, signature and docstring, which the model sees, do not change.
+    This replaces the function's code and not the function itself, so it also applies to earlier imports of it. Its
+    name, signature and docstring, which the model sees, do not change.
     """
     global _is_enabled  # noqa: PLW0603 AgentScope's function belongs to the whole process
     _is_enabled = enabled

@@ -25,7 +25,7 @@ class Workflow(ABC):
 
     Attributes:
         name: a name of the workflow.
-        episode_metadata: metadata of the episode in addition to that of its output; recorded also if `execute` raises.
+        episode_metadata: metadata of the episode, in addition to its output's; recorded also if `execute` raises.
     """
 
     name: str = ""

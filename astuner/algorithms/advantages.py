@@ -109,8 +109,8 @@ def length_weighted_advantages(
     """Return each reward minus its group's mean reward, weighted by episode length.
 
     OPO (arXiv:2505.23585): the baseline that minimises the gradient's variance is the mean reward, weighted by the
-    squared norm of ∇ log π(y), which is about proportional to y's length: sum of l r / sum of l.
-    The paper does not divide by the standard deviation.
+    squared norm ‖∇ log π(y)‖², which is about proportional to y's length l: Σ l r / Σ l. The paper does not divide by
+    the standard deviation.
 
     Args:
         rewards, group_ids, by_std: see the module's docstring.
@@ -128,10 +128,10 @@ def mean_normalised_advantages(rewards: Tensor, group_ids: Tensor, by_std: bool)
     """Return reward minus the group's mean, divided by the group's mean.
 
     MaxRL (arXiv:2602.02710, algorithm 1): with rewards of 0 and 1, A = (r - p) / p, where p is the group's success
-    rate. In a group of k, the expected gradient is that of -sum over j < k of (1 - P)^j / j, where P is the success
-    probability and (1 - P)^j is one minus pass@j. The sum tends to log P. A task whose successes are rare has more
-    weight than in GRPO. Advantages are exactly 0 in groups without success. The paper does not divide by the standard
-    deviation.
+    rate. With k episodes per group, the expected gradient is the gradient of -Σ (1 - P)^j / j over 0 < j < k, where P
+    is the success probability and (1 - P)^j is one minus pass@j. The sum tends to log P. A task whose successes are
+    rare has more weight than in GRPO. Advantages are exactly 0 in groups without success. The paper does not divide by
+    the standard deviation.
 
     Raises:
         BackboneError: a reward is negative.

@@ -5,7 +5,7 @@ mini-batch before the first forward pass, so that its micro-batches' gradients a
 matter how it is split.
 
 Let c be how often a token is trained (`Sample.train_counts`), E the number of episodes that train a token, and n_e the
-sum of c over all samples in episode e. Each token in episode e has the weight
+total c in episode e over all its samples. Each token in episode e has the weight
 
     token-mean                c / sum over e of n_e             DAPO, arXiv:2503.14476, eq. 8 and 12
     seq-mean-token-mean       c / (E × n_e)                     GRPO, arXiv:2402.03300, eq. 3
@@ -86,8 +86,8 @@ def sft_token_weights(train_counts: Tensor, attention_mask: Tensor, prompt_loss_
         prompt_loss_weight: at least 0.
 
     Returns:
-        [B, T] float32. Its row sums are the `trained_tokens` of `sample_scales`; it is the `train_counts` of
-        `token_weights`.
+        [B, T] float32. Pass its row sums to `sample_scales` as `trained_tokens`, and itself to `token_weights` as
+        `train_counts`.
     """
     present = attention_mask.bool()
     predicted = present & (present.long().cumsum(dim=1) > 1)
@@ -103,7 +103,7 @@ def cross_entropy_losses(logprobs: Tensor, weights: Tensor) -> Tensor:
         weights: [B, T] float, from `sft_token_weights`.
 
     Returns:
-        [B, T] in the dtype of `logprobs`, 0 where the weight is 0. With `token-mean`, the sum of losses × token weights
-        is the weighted mean of `torch.nn.functional.cross_entropy`.
+        [B, T] in the dtype of `logprobs`, 0 where the weight is 0. With `token-mean`, losses × token weights sum to the
+        weighted mean of `torch.nn.functional.cross_entropy`.
     """
     return torch.where(weights > 0, -logprobs, torch.zeros_like(logprobs))

@@ -7,7 +7,7 @@ multiplies the loss of each token by a factor that depends on r = π_old / μ, w
 the ratio, and r is π / μ.
 
 A sequence is the completion of one LLM call, as in GSPO's loss, so a factor does not depend on how an episode is split
-into rows. Tokens that are left out keep their place in the normalisation of the loss: they count as a loss of 0.
+into rows. Tokens that are left out still count in the loss normalisation, with a loss of 0.
 
 `micro_batch_loss` is the loss of all trainers, with the correction, the KL term and the entropy bonus.
 """
@@ -99,7 +99,7 @@ class Correction:
             ages: the number of results.
 
         Returns:
-            The metrics of the calls with staleness 0, 1, …; those of the last include all larger values.
+            Metrics for calls with staleness 0, 1, …; the last entry includes all larger values.
         """
         assert batch.calls is not None
         binned = staleness.clamp(max=ages - 1)
@@ -160,7 +160,7 @@ class CorrectionMetrics:
         """Return the metrics of one micro-batch.
 
         Args:
-            batch, log_ratio: the micro-batch, and log r, [B, T].
+            batch, log_ratio: the micro-batch, and log r, [B, T] float.
             ratios, counts, truncated, masked: of one shape, with an entry per token or per call; the count is the
                 number of trained tokens in the entry.
         """
@@ -234,9 +234,8 @@ def micro_batch_loss(
         entropy: [B, T] float, the entropy at each token; None without a bonus.
 
     Returns:
-        The loss, and sums without gradient: `loss/policy`, `loss/kl` with a KL term, `loss/total`, those of
-        `LossMetrics` as `ratio/...`, and those of `CorrectionMetrics` as `correction/...`. A name that ends with `_max`
-        is a maximum.
+        The loss, and sums without gradient: `loss/policy`, `loss/kl` with a KL term, `loss/total`, `LossMetrics` as
+        `ratio/...`, and `CorrectionMetrics` as `correction/...`. A name that ends with `_max` is a maximum.
     """
     result, corrected = corrected_loss(rule, correction, batch)
     losses = result.token_losses if selected is None else result.token_losses * selected

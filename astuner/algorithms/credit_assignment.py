@@ -1,7 +1,7 @@
 """Credit assignment for a training step: from its episodes' rewards to its rows' advantages.
 
-Every trainer uses it. A workflow may reward an episode, each of its agents, or each of its LLM calls. Statistics are
-over episodes in all three cases, so that an episode with more calls does not weigh more.
+Every trainer uses it. A workflow may reward an episode, each agent in it, or each LLM call in it. Statistics are over
+episodes in all three cases, so that an episode with more calls does not weigh more.
 """
 
 from __future__ import annotations

@@ -41,9 +41,8 @@ NO_CLIP = ClipRange(low=math.inf, high=math.inf)
 class CallTable:
     """The LLM calls trained in a micro-batch, for losses whose unit is a call.
 
-    The completion of call c is `[rows[c], starts[c]:ends[c]]` of the [B, T] tensors (see
-    `astuner.schema.Sample.spans`). A completion lies within one row. Calls of a row may overlap, so a token can belong
-    to several calls.
+    Call c's completion is `[rows[c], starts[c]:ends[c]]` in the [B, T] tensors (see `astuner.schema.Sample.spans`). A
+    completion lies within one row. Calls of a row may overlap, so a token can belong to several calls.
 
     Attributes:
         rows, starts, ends: [C] int64, with starts < ends.
@@ -172,8 +171,8 @@ class LossMetrics:
         clipped_low, clipped_high: the number of tokens with a ratio beyond the bound. For a loss that clips the update
             (all but CISPO's), only tokens whose advantage has the sign that makes the bound effective.
         ratio_sum, ratio_max: the importance ratio's sum and maximum (for GSPO, the ratio of the token's call).
-        kl_sum: sum of r - 1 - log r, where r is the token's ratio: the k3 estimate of KL(π_old ‖ π) for tokens
-            sampled from π_old.
+        kl_sum: Σ (r - 1 - log r), where r is the token's ratio: the k3 estimate of KL(π_old ‖ π) for tokens sampled
+            from π_old.
     """
 
     trained_tokens: Tensor

@@ -116,10 +116,10 @@ class MemoryEstimate:
     Attributes:
         parameters: number of weights; 0 if the model is in other processes.
         trained: number of trained weights.
-        phases: the parts of the memory that the process holds in each phase of a step.
+        phases: for each phase of a step, the memory parts that the process holds.
         available: bytes of the device.
         excluded: processes that the estimate does not cover; "" for none.
-        device: the device, for messages; "" for that of this process.
+        device: the device, for messages; "" for this process's device.
         host: bytes of a machine's main memory for what is offloaded from its GPUs.
         problems: what does not fit although the total does, and the keys that change it.
     """

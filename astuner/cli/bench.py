@@ -50,7 +50,7 @@ def _checked_backbones(_context: click.Context, _option: click.Parameter, value:
     "--backbones",
     callback=_checked_backbones,
     metavar="NAME,NAME",
-    help="Backbones of the runs. [default: those of the suite, or local]",
+    help="Backbones to run on. [default: the suite's, or local]",
 )
 @click.option("--entry", "entries", multiple=True, metavar="NAME", help="Only this entry. Can be repeated.")
 @click.option("--jobs", type=click.IntRange(1, 64), default=1, show_default=True, help="Number of runs at a time.")
@@ -122,8 +122,8 @@ def run(
 def compare(a: Path, b: Path, level: float, tolerance: float, until: int | None, common_seeds: bool) -> int:
     """Say where the results B differ from the results A beyond noise.
 
-    A and B are result files, or folders of them. The exit code is 1 if a result of B is worse, if B lacks a result
-    of A, or if a seed failed only in B. It is 2 if A and B cannot be compared, and otherwise 0.
+    A and B are result files, or folders of them. The exit code is 1 if a result in B is worse, if B lacks one of A's
+    results, or if a seed failed only in B. It is 2 if A and B cannot be compared, and otherwise 0.
     """
     from astuner.analysis.benchmark.comparison import compare_results, print_comparison
     from astuner.analysis.benchmark.results import read_results

@@ -52,8 +52,8 @@ def generate(conf: Path, overrides: tuple[str, ...]) -> None:
 def trace() -> None:
     """Show the traces of a deployed agent, and convert them to training data.
 
-    SOURCE is the database.sqlite of AgentScope Studio, a file of OpenTelemetry spans (OTLP JSON), a file of chats in
-    OpenAI's format (JSON Lines), or the folder of a run.
+    SOURCE is AgentScope Studio's database.sqlite, a file of OpenTelemetry spans (OTLP JSON), a file with chats in
+    OpenAI's format (JSON Lines), or a run's folder.
     """
 
 
@@ -66,7 +66,7 @@ def trace() -> None:
 def show(source: Path, trace_id: str | None, feedback: Path | None, skip_bad_rows: bool, as_json: bool) -> None:
     """List the traces of SOURCE, or show one trace's messages.
 
-    TRACE_ID is the id of a trace or a unique prefix of one. Texts are shown without redaction.
+    TRACE_ID is a trace's id or a unique prefix of it. Texts are shown without redaction.
     """
     from astuner.task_sources.tracing.reader import read_traces
 

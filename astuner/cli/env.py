@@ -105,7 +105,7 @@ def show(
     type=SECONDS,
     default=120.0,
     show_default=True,
-    help="Time limit of the checks of an environment, in seconds.",
+    help="Time limit for an environment's checks, in seconds.",
 )
 @PARAMS
 @URL

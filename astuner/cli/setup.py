@@ -195,7 +195,7 @@ def _written(path: Path, text: str) -> Path:
 @click.option(
     "--machine",
     metavar="NxTYPE-SIZEG",
-    help="Instead, estimate the memory of each GPU of such a machine, for example 8xH100-80G. Needs no GPU.",
+    help="Instead, estimate the memory per GPU on such a machine, for example 8xH100-80G. Needs no GPU.",
 )
 @BACKBONE
 @SHOW

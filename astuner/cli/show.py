@@ -205,7 +205,7 @@ def replay(run: str, step: int, as_json: bool, exp_dir: str) -> int:
 @click.option(
     "--timeout",
     type=click.FloatRange(0, 1e8, min_open=True),
-    help="Time limit of the judge for an episode, in seconds. [default: task_judge.timeout of the run]",
+    help="The judge's time limit for an episode, in seconds. [default: the run's task_judge.timeout]",
 )
 @click.option(
     "--jobs", type=click.IntRange(1, 4096), default=64, show_default=True, help="Number of concurrent episodes."

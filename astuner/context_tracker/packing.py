@@ -3,9 +3,9 @@
 A depth-first walk through the trie of the sequences, longest branch first, writes every node once. The descendants of a
 node then follow it directly, and the longest sequences are contiguous.
 
-Token ids are encoded as big-endian bytes, which sort in the id sequences' order, so Python's fast comparison of bytes
-replaces a trie: in sorted order, a sequence that is another one's prefix is also the next one's, and the number of
-distinct prefixes is the total length minus the lengths that neighbours share as prefixes.
+Token ids are encoded as big-endian bytes, which sort in the id sequences' order, so Python's fast byte comparison
+replaces a trie. In sorted order, a sequence that is another one's prefix is also the next one's prefix, and the number
+of distinct prefixes is the total length minus the lengths that neighbours share as prefixes.
 """
 
 from __future__ import annotations

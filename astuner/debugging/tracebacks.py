@@ -49,9 +49,9 @@ def task_stack(task: asyncio.Task[object], thread: threading.Thread) -> Stack:
     """Return the stack of a task.
 
     The stack of a waiting task is followed from coroutine to coroutine down to the innermost awaitable
-    (`Task.get_stack` returns the outermost frame only). If the task runs, its stack is that of its thread; if it waits
-    for a thread (`waits_for_thread`), the stack of that thread is appended. `thread` is that of the task's event loop,
-    which may differ from the calling thread.
+    (`Task.get_stack` returns the outermost frame only). A running task's stack is its thread's. If the task waits for a
+    thread (`waits_for_thread`), that thread's stack is appended. `thread` runs the task's event loop, and may differ
+    from the calling thread.
     """
     if asyncio.current_task(task.get_loop()) is task:
         stack = thread_stack(thread)

@@ -48,7 +48,7 @@ class TemplateFacts:
 
     Attributes:
         shows_system, shows_user, shows_tools, shows_results: whether the prompt contains a system message, a user
-            message, the name of an offered tool, and the result of a tool call; None if the template rejects them.
+            message, an offered tool's name, and a tool call's result; None if the template rejects them.
         split_controls: control texts of the rendered prompts that the tokenizer splits into several tokens.
         unknown_share: share of the rendered prompts' tokens that are the tokenizer's unknown token.
         bos_count: number of BOS tokens at a prompt's start.

@@ -12,7 +12,7 @@ import numpy as np
 _SMALLEST_SHIFT = 1e-2
 
 TokenPairs = tuple[Sequence[float], Sequence[float]]
-"""The logprobs of a sample's trained tokens: the sampler's and the trainer's, of equal length, in order."""
+"""The logprobs of a sample's trained tokens: the sampler's and the trainer's, equally long, in order."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Checks of the rewards: comparison with reference answers, with crashes, and between equal conversations."""
+"""Checks that compare rewards with reference answers, with crashes, and between equal conversations."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _ERROR_FIELDS = ("error", "exception", "traceback", "failure")
 
 
 def judge_fails(step: StepEvidence) -> Result:
-    """Find a judge or a reward that fails for most episodes."""
+    """Find a judge that fails, or a workflow whose reward is not a finite number, for at least half of the episodes."""
     kinds = Counter(episode.error_kind for episode in step.episodes if episode.status == "failed")
     kind, count = kinds.most_common(1)[0] if kinds else (None, 0)
     if count < 2 or count < len(step.episodes) / 2:

@@ -33,7 +33,7 @@ environments cannot be used, by name.
 class Environment(ABC):
     """Base class of environments. An object lists the tasks, and plays at most one of them.
 
-    The service creates one object for the lists of tasks, and one for each instance: it calls `reset`, then `step` and
+    The service creates one object for the task lists, and one for each instance. It calls `reset`, then `step` and
     `evaluate` any number of times, and `close` at the end, all in one thread. `reset`, `step`, `evaluate` and `close`
     may be `async`.
 
@@ -60,7 +60,7 @@ class Environment(ABC):
         """Return the description of a task."""
 
     def reference(self, split: str, task_id: str) -> Reference | None:
-        """Return a solution of a task. By default, it is that of the profile; override it if a search finds it."""
+        """Return a solution of a task. By default, it is the profile's reference; override it if a search finds it."""
         return self.profile(split, task_id).reference
 
     @abstractmethod

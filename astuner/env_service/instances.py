@@ -56,7 +56,7 @@ class _Instance:
     Attributes:
         lock: held by the request that is handled.
         host: its process; None before it is started, and after it has ended.
-        catalog: that of its environment if the instance shares its process, else None.
+        catalog: its environment's catalog if the instance shares its process, else None.
         created: the response to `request`.
         failure: why it is useless.
         steps: the number of steps so far.
@@ -145,7 +145,7 @@ class InstanceTable:
         ]
 
     async def describe(self, source: EnvSource) -> EnvTypeInfo:
-        """Return the splits and tools of an environment."""
+        """Return an environment's splits and tools; ServiceRequestError if it cannot be loaded."""
         self._check_open()
         return (await self._catalogs.get(source)).info
 

@@ -76,7 +76,7 @@ class CreateRequest(EnvSource):
     task_id: str
     """The task."""
     seed: int = Field(default=0, ge=0)
-    """The seed of the randomness in the course of the task."""
+    """The seed for the randomness in the task's course."""
 
 
 class StepRequest(_Message):
@@ -112,7 +112,7 @@ class TaskPage(_Message):
     """The body of `GET /v1/tasks`: tasks from a split, in a fixed order."""
 
     total: int
-    """The number of tasks of the split."""
+    """The number of tasks in the split."""
     task_ids: list[str]
     """The ids of the tasks from `offset` on."""
     profiles: list[TaskProfile] = Field(default_factory=list)

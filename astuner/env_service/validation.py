@@ -185,7 +185,7 @@ class _Episode:
 
     @property
     def score(self) -> float:
-        """The score; with several agents, that of the first to act."""
+        """The score; with several agents, the score of the first agent to act."""
         score, agent = self.evaluation.score, self.observation.agent
         if isinstance(score, Mapping):
             return score[agent] if agent in score else min(score.values(), default=0.0)

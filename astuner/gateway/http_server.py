@@ -42,7 +42,7 @@ class Gateway:
     """
 
     def __init__(self, settings: GatewayConfig | None = None, model_names: Sequence[str] = ()) -> None:
-        """Serve the model in training as `astuner`, under `model_names`, and under those of `settings`."""
+        """Serve the model in training as `astuner`, under `model_names`, and under the names in `settings`."""
         self.settings = settings or GatewayConfig()
         names = ("astuner", *model_names, *self.settings.model_names)
         self.names_of_trained_model = tuple(dict.fromkeys(names))
@@ -102,8 +102,8 @@ class Gateway:
     ) -> OpenAiEndpoint:
         """Return an endpoint for one of the episode's agents; start the server if it does not run. Thread-safe.
 
-        In a forked process, the endpoint is that of the parent. For `issues_keys`, see `KeyClaims`.
-        WorkflowError: the episode has ended or has not started. ServiceError: the server cannot be started.
+        A forked process gets its parent's endpoint. For `issues_keys`, see `KeyClaims`. WorkflowError: the episode has
+        ended or has not started. ServiceError: the server cannot be started.
         """
         session = self._by_tuner.get(tuner)
         if session is None:

@@ -30,7 +30,7 @@ class LlmUsage:
         failed_requests: number of requests that returned no chat completion.
         reasks: number of answers that were not as requested, after which the model was asked again.
         cache_hits: number of questions that the cache answered.
-        prompt_tokens, completion_tokens: numbers of tokens, as reported by the endpoint.
+        prompt_tokens, completion_tokens: token counts, as the endpoint reports them.
         cost: price of these tokens.
     """
 

@@ -50,7 +50,7 @@ class EnvDir:
     """The folder of an environment, which may not exist yet.
 
     Attributes:
-        backbone: the backbone's name, or that of the program that the environment is for.
+        backbone: the name of the backbone or program that the environment is for.
         link: the folder, or a symbolic link to it.
     """
 

@@ -29,7 +29,7 @@ class InstallRequest:
 
     Attributes:
         python: interpreter as a path, command or version; None for the interpreter of this process.
-        extra: the user's requirement files; None for those of the existing environment.
+        extra: the user's requirement files; None for the existing environment's files.
         folder: folder of the environment; None for the existing folder, or else the default folder.
         index: URL of an additional package index, "" for none.
         fresh: reinstall an existing environment, and forget its requirement files.

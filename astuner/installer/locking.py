@@ -1,7 +1,7 @@
 """Resolve the lock files: `python -m astuner.installer.locking [--upgrade] [NAME…]` (`make locks`).
 
-Runs in a checkout and needs uv, which uses its own configuration of the package index. Present versions are preferred;
-those of constraints.txt in a new lock file.
+Runs in a checkout and needs uv, which uses its own configuration of the package index. The present versions are
+preferred, or the versions in constraints.txt for a new lock file.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Launcher:
     Attributes:
         config: the configuration, with all names resolved.
         config_dir: folder of the YAML file. Relative paths are searched in the working directory, then here.
-        started: start of the run (of the process, for the command), as a `timestamp`.
+        started: when the run started (for the command, when the process started), as a `timestamp`.
         origins: where the user set each key, for the messages of backbones.
         backbone_reason: why `backbone: auto` stands for the backbone; "" if the configuration names it.
     """

@@ -28,7 +28,7 @@ def can_resume(folder: Path, config_yaml: str, config_dir: Path) -> bool:
     keys on which neither samples nor updates depend.
 
     Args:
-        config_yaml: the configuration of this run, in the format of the record.
+        config_yaml: this run's configuration, in the record's format.
     """
     checkpoints = folder / "checkpoints"
     # A run that has only damaged checkpoints also counts as resumable, because loading them reports the damage.
@@ -88,7 +88,7 @@ def _read_mapping(file: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class KeyChange:
-    """A key whose value differs from that of the earlier run.
+    """A key whose value differs from its value in the earlier run.
 
     Attributes:
         key: the dotted key.
@@ -113,8 +113,8 @@ class Locations:
     """The folders in which relative paths of the two runs are searched.
 
     Attributes:
-        earlier: those of the earlier run.
-        now: those of this run.
+        earlier: the earlier run's folders.
+        now: this run's folders.
     """
 
     earlier: Sequence[Path]
@@ -145,7 +145,7 @@ def changed_keys(earlier: Mapping[str, Any], now: Mapping[str, Any], locations: 
 
 
 def _differences(name: str, before: object, after: object) -> Iterator[tuple[str, object, object]]:
-    """Yield the name and the values of each part that differs; the parts of a mapping are compared one by one."""
+    """Yield the name and the values of each part that differs. Mappings are compared part by part."""
     if isinstance(before, Mapping) and isinstance(after, Mapping):
         for key in dict.fromkeys([*before, *after]):
             yield from _differences(f"{name}.{key}", before.get(key), after.get(key))

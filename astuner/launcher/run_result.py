@@ -24,7 +24,7 @@ _MIN_WIDTH_OF_COLUMNS = 76
 
 
 def print_result(console: Console, summary: RunSummary, folder: Path) -> None:
-    """Print the results of a run: a task before and after, the verdict, the totals, and the folders."""
+    """Print a run's results: a validation task before and after training, the verdict, the totals, and the folders."""
     rows = read_metrics(folder, lambda error: logger.debug("skipped: {}", error))
     if summary.steps:
         _print_before_and_after(console, folder)

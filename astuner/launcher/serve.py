@@ -45,7 +45,7 @@ def serve(
         traces: the file of JSON lines to which conversations and feedback are appended.
         temperature: the temperature of requests that have none.
         max_tokens: the longest answer, in tokens.
-        renderer: as `model.renderer`; "" for that of the run, or auto.
+        renderer: as `model.renderer`; "" for the run's renderer, or auto.
         on_ready: gets the address once the server accepts connections.
 
     Raises:

@@ -206,7 +206,7 @@ class Services:
         services: in the order in which they start.
         ray: the Ray instance that one of the services starts.
         port_locks: are held as long as this object.
-        env_service: the address of the environment service that one of them is.
+        env_service: the address of the environment service among them; None without one.
     """
 
     services: Sequence[Service] = ()
@@ -251,8 +251,8 @@ class Services:
     def running(self) -> Iterator[None]:
         """Start the services one after another, each when the previous one is ready; stop them at the end.
 
-        `start_ray` starts that of `--with-ray`. Does nothing if they are already running. ServiceError: a port
-        is in use, or a service does not become ready. The services before it are stopped.
+        `start_ray` starts the Ray instance of `--with-ray`. Does nothing if they are already running. ServiceError: a
+        port is in use, or a service does not become ready. The services before it are stopped.
         """
         if self._is_running:
             yield

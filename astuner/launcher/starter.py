@@ -31,7 +31,7 @@ class StarterFiles:
 def start_project(folder: Path, template: str = "chat") -> StarterFiles:
     """Write the starter project into `folder`. Existing files are not overwritten.
 
-    The files of the template replace those of the default project. ConfigError: a file cannot be written.
+    The template's files replace the default project's. ConfigError: a file cannot be written.
     """
     sources = _files(_PROJECT)
     sources = {path: source for path, source in sources.items() if path.parts[0] not in _UNUSED.get(template, ())}

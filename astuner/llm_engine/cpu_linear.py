@@ -1,6 +1,6 @@
 """Linear layers on a CPU through oneDNN's matrix product, in sampling and in training.
 
-PyTorch multiplies float32 matrices with MKL. On one core of an AMD EPYC (Zen 5), with the shapes of a model of 135 M
+PyTorch multiplies float32 matrices with MKL. On one AMD EPYC (Zen 5) core, with the shapes of a model with 135 M
 weights, oneDNN reaches 165 to 235 GFLOPS for 8 rows or more, MKL reaches 30 to 105. Both accumulate in float32. On two
 cores of an AMD EPYC without AVX512, MKL is faster, in updates by a quarter, except for packed weights and few rows. In
 bfloat16, PyTorch uses oneDNN itself, but reorders the weights in each call.

@@ -92,8 +92,8 @@ def reject_unsupported(params: SamplingParams, engine: str, *, supported: Collec
     """Check that an engine can honour the parameters that not every engine has.
 
     Args:
-        supported: those of `presence_penalty`, `frequency_penalty`, `top_logprobs`, `response_format` and `tool_choice`
-            that it has; the last two are the parameters of a `constraint`.
+        supported: the names that the engine supports, out of `presence_penalty`, `frequency_penalty`, `top_logprobs`,
+            `response_format` and `tool_choice`; the last two set `SamplingParams.constraint`.
 
     Raises:
         UnsupportedParameterError: a parameter is not supported.

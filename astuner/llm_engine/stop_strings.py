@@ -31,7 +31,7 @@ class StopStrings:
         return any(string in text for string in self._strings)
 
     def first_end(self, sampled: Sequence[int]) -> int | None:
-        """Return the number of tokens up to and including the first that completes a string; None if there is none."""
+        """Return the number of tokens up to and including the first that completes a stop string; None without one."""
         text = self._decode(sampled)
         if not any(string in text for string in self._strings):
             return None

@@ -32,8 +32,8 @@ class ChatAnswer:
             unless requested.
         alternatives: the other answers of a request with `n` above 1.
         text_tokens: the number of sampled tokens before the stop string or the end token.
-        usage: the numbers of prompt and completion tokens that the endpoint of a frozen target reports; empty if it
-            reports none, and for the model in training.
+        usage: the prompt and completion token counts that a frozen target's endpoint reports; empty if it reports none,
+            and for the model in training.
     """
 
     parsed: ParsedAnswer

@@ -225,7 +225,7 @@ class History:
         """Return the prompt of a normalised request.
 
         If possible, the ids are an earlier call's, followed by those for the new messages. After an `edit` of the
-        history, they are those of the messages as they are.
+        history, all messages are rendered again.
 
         Raises:
             WorkflowError: the chat template rejects the messages.

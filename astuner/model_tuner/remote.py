@@ -37,7 +37,7 @@ _CONNECT_SECONDS = 30.0
 class RemoteModelTuner(FrameworkAdapters):
     """A `ModelTuner` outside its episode's process. Every call goes through the episode's gateway.
 
-    `ModelTuner` is unpickled as this class. The record and the limits are those of the episode.
+    `ModelTuner` is unpickled as this class. It shares the episode's record and limits.
     """
 
     def __init__(self, base_url: str, api_key: str, model_name: str = "astuner") -> None:

@@ -152,7 +152,7 @@ class TemplateText:
 
     Attributes:
         tokenizer: a transformers tokenizer.
-        config: the configuration of the renderer; its additional options are variables of the template.
+        config: the renderer's configuration; its additional options are template variables.
     """
 
     tokenizer: Any

@@ -45,7 +45,7 @@ class EpisodeProcesses:
     """The processes of one episode.
 
     Attributes:
-        ended: after the end of the episode, descriptions of the processes that it had left running.
+        ended: after the episode's end, descriptions of the processes that it had left running.
         folders: folders that are removed once the processes have ended.
     """
 

@@ -1,10 +1,10 @@
 """Guard process: runs one command, and ends its process group when the launcher closes the pipe or dies.
 
-`GuardedProcess` starts it as `python -m astuner.processes.guard`. Stdin is the pipe. It carries one line of JSON with
+`GuardedProcess` starts it as `python -m astuner.processes.guard`. Stdin is the pipe. It carries one JSON line with
 `argv`, `cwd`, `env`, `grace` and `temp_dir` (null, or the fields of a `TempDir`), then nothing until its end, at which
 the guard ends the group. After the line `detach`, only a signal to the guard ends the group. The command's output goes
-to the guard's stdout. Stderr carries one line of JSON, with `pid` or `error`. The exit code is the command's, or
-128 + n if signal n ended it.
+to the guard's stdout. Stderr carries one line of JSON, with `pid` or `error`. The exit code is the command's, or 128
+plus the number of the signal that ended it.
 
 The guard is the command's parent and reaps it last, so that the id of its process group cannot be reused while the
 group is signalled.

@@ -81,7 +81,7 @@ class GuardedProcess:
         self.output = self._guard.stdout
         """Stdout and stderr of the process; None if they go to a file."""
         self.pid = self._read_pid(self._guard.stderr)
-        """Id of the process and of its group."""
+        """Id of the process and its group."""
 
     def _read_pid(self, stream: IO[bytes]) -> int:
         line = stream.readline()

@@ -139,13 +139,13 @@ def add_update(path: Path, advantage: float | None, updates: Sequence[SampleUpda
     """Add the update's results to the file for an episode that it trained.
 
     They are written in place: file systems write a file that replaces another one to the disk at once, which takes
-    tens of milliseconds on a busy disk. If this is interrupted, the file is read as that of an untrained episode.
+    tens of milliseconds on a busy disk. If this is interrupted, the file reads as an untrained episode's.
 
     The file has the content that `episode_to_json` returns for an untrained episode. The training of each sample,
     `updates`, is left out if the file has no samples, as they spell a secret.
 
     Raises:
-        OSError, RecordError: If the file cannot be written, or is not that of an untrained episode.
+        OSError, RecordError: If the file cannot be written, or is not an untrained episode's.
     """
     with path.open("r+b") as file:
         is_withheld = file.read(len(_WITHHELD)) == _WITHHELD
@@ -175,7 +175,7 @@ def read_episode_document(path: Path) -> dict[str, Any]:
     If `add_update` writes to the file at the same time, or was interrupted, it is the object of an untrained episode.
 
     Raises:
-        RecordError: If the file cannot be read or is not that of an episode.
+        RecordError: If the file cannot be read or is not an episode's.
     """
 
     def without_results(content: bytes) -> object:

@@ -1,8 +1,8 @@
 """The episodes of a run and their answers: one file per episode, and an index that is fast to list.
 
 episodes/index.jsonl
-episodes/pending.jsonl  # the lines of a step whose update runs
-episodes/{train|val}/step_000012/{task id}-{repeat}-{hash of episode id}.json
+episodes/pending.jsonl  # the index lines for the step whose update is running episodes/{train|val}/step_000012/{task
+id}-{repeat}-{hash of episode id}.json
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def write_errors(path: Path) -> Iterator[None]:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file, so that readers see either the old or the new content. Missing folders are created.
 
-    The data survives a kill of this process, but not a crash of its machine, because it is not synced to the disk.
+    The data survives if this process is killed, but not if its machine crashes, because it is not synced to the disk.
 
     Raises:
         RecordError: If the file cannot be written.

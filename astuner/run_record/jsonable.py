@@ -8,7 +8,7 @@ Long number sequences in the episodes' JSON are columns, little-endian numbers i
     {"dtype": "<u2", "base64": "AQACAAMA…"}
 
 Compared with decimal text, a column has a fifth of the size for logprobs, and is a hundred times as fast. `dtype` is
-that of numpy, the smallest that holds all numbers exactly. Short sequences, and all of older versions, are JSON lists.
+the smallest numpy dtype that holds all numbers exactly. Short sequences, and all of older versions, are JSON lists.
 """
 
 from __future__ import annotations
@@ -270,5 +270,5 @@ def decode_column(value: Any, type_codes: str) -> Any:
 
 
 def packed(numbers: array[Any]) -> Packed[Any]:
-    """Return the numbers of an array."""
+    """Return an array's numbers as a `Packed` sequence."""
     return Packed([(numbers, 0, len(numbers))])

@@ -51,7 +51,7 @@ class MetricLogger:
         """Take the run's number of training steps. Called once, before the first step."""
 
     def restart(self, rows: Sequence[MetricsRow]) -> None:
-        """Make the metrics in the run's folder those of `rows`, which a resumed run keeps; errors as for `log`."""
+        """Replace the metrics in the run's folder by `rows`, which a resumed run keeps; errors as for `log`."""
 
     def close(self) -> None:
         """Write pending metrics and close the logger."""

@@ -3,8 +3,8 @@
     "updates": [{"advantages": [[812, 0.5], [40, -1.0]], "logprobs": "AACAvw…", "entropies": "AACAPw…"}]
 
 has one entry per sample. `advantages` holds runs of trained tokens with equal advantage as [count, advantage].
-`logprobs` and `entropies` hold little-endian float32 numbers in base64: a fifth of decimal text's size, and a
-thousandth of its time to write. Records of older versions have no `entropies`.
+`logprobs` and `entropies` hold little-endian float32 numbers in base64, which takes a fifth of decimal text's space and
+is written a thousand times faster. Records of older versions have no `entropies`.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
 
 
 def count_trained_tokens(sample: Sample) -> int:
-    """Return M, the number of trained tokens in a sample."""
+    """Return the number of trained tokens in a sample, M in `SampleUpdate`."""
     return len(sample.train_counts) - sample.train_counts.count(0)
 
 

@@ -89,7 +89,7 @@ class WorkflowOutput:
     Attributes:
         reward: the reward of the episode; None if the judge computes it. A mapping has the agents' rewards by name
             (every trained agent must be in it), and a list the LLM calls' rewards in the order of `ModelTuner.calls`;
-            the reward of the episode is then their mean.
+            the episode's reward is then their mean.
         is_success: whether the task was solved; None means `reward > 0`.
         metadata: data for the judge, for example `{"final_answer": "42"}`.
         log_metrics: numbers that are averaged over the step and logged.
@@ -183,7 +183,7 @@ class CallSpan:
     """The position of a trained call in a sample.
 
     Attributes:
-        call_id: the id of the call.
+        call_id: the call's id.
         start, end: the lengths of the prompt, and prompt and completion together. In a row, the prompt is
             `token_ids[:start]` and the completion `token_ids[start:end]`.
         nodes: in a tree sample, the index of each completion token; the prompt consists of the first one's
@@ -207,8 +207,7 @@ class Sample:
         train_counts: N counts: how often the token at this index was sampled and is trained; 0 for context.
         logprobs: N natural-log probabilities from the sampler; 0.0 where `train_counts` is 0.
         position_ids: N positions.
-        weight: the sample's fraction of its episode's trained tokens; the weights of an episode's samples sum to
-            1.
+        weight: the sample's fraction of its episode's trained tokens; an episode's sample weights sum to 1.
         spans: the positions of the calls.
         episode_id: the id of the episode.
         parents: in a tree sample, N indices of each token's parent, which precedes it; -1 for first tokens. A token

@@ -48,7 +48,7 @@ class Judgement:
         components: the parts of the reward by name, for example `{"correct": 1.0, "format": 0.5}`. They are recorded,
             and logged as `reward/{name}/mean`; the algorithm `gdpo` normalises each of them separately.
         agent_rewards: the rewards of the agents by name; every trained agent must be in it.
-        call_rewards: the rewards of the LLM calls, in the order of `WorkflowOutput.calls`.
+        call_rewards: the LLM calls' rewards, in the order of `WorkflowOutput.calls`.
         explanation: the reason for the reward, or for its absence.
         unscored_cause: a short name of why the episode is unscored, for example `rate_limit`.
         metadata: further results to record.

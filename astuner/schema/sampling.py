@@ -38,7 +38,7 @@ class SamplingParams:
         top_p: nucleus mass in (0, 1].
         top_k: keep the k most likely tokens; -1 for all.
         max_tokens: the maximum number of generated tokens, including the stop token.
-        stop_token_ids: generation ends after any of these tokens, which is part of the completion.
+        stop_token_ids: generation ends after any of these tokens, which the completion includes.
         seed: makes this request's sampling reproducible, regardless of other requests in its batch.
         stop: generation ends after the token that completes any of these strings. All tokens are part of the
             completion. Engines without a tokenizer ignore it, so the caller drops the tokens after the string.
@@ -77,7 +77,7 @@ class Completion:
         top_logprobs: for each token, the ids and logprobs of the most likely tokens at its position, most likely first;
             empty unless they were requested.
         sampler_logprobs: the natural-log probability of each token under the distribution that it was sampled from,
-            after top-p, top-k, penalties and constraints; empty if it is that of `logprobs`, or if the engine does not
+            after top-p, top-k, penalties and constraints; empty if it equals `logprobs`, or if the engine does not
             return it.
     """
 
@@ -129,9 +129,9 @@ class Fork:
         call_id: the id of the earlier call.
         position: index of the first token at which the prompt differs from the earlier call's prompt + completion.
         expected_ids, found_ids: the first few ids from `position` on, in the earlier call and in the prompt.
-        expected, found: the texts of these ids.
-        message_index: index of the first message that differs from the earlier call; if the messages are the same, of
-            the message that `position` is in.
+        expected, found: the texts for these ids.
+        message_index: index of the first message that differs from the earlier call; if the messages are the same, the
+            message that `position` is in.
     """
 
     cause: ForkCause

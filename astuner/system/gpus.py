@@ -1,4 +1,4 @@
-"""The GPUs of this machine, or of a described one (`astuner check --machine`). PyTorch is not imported."""
+"""This machine's GPUs, or a described machine's (`astuner check --machine`). PyTorch is not imported."""
 
 from __future__ import annotations
 

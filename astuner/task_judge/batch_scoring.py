@@ -58,7 +58,7 @@ class _Batch:
     """Episodes that one thread scores.
 
     Attributes:
-        results: those of the episodes so far.
+        results: the episodes' results so far.
         started: when the judge began with the current episode.
         ended: whether nobody waits for further results, so that the thread ends after the current episode.
     """

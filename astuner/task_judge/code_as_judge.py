@@ -30,13 +30,13 @@ class CodeAsJudge(BaseJudge):
     """Tests the code in the answer; the reward is the fraction of the tests that pass.
 
     The code is the last fenced code block that is Python's or has no language, else the whole answer. `tests` in the
-    metadata of the task is one of:
+    task's metadata is one of:
 
-    - Python source, or a list of sources: each `assert`, function `test_…` and method of a `unittest.TestCase` is a
-      test; without any, `check` is called with the function `entry_point`, as in HumanEval. The tests use the names of
-      the code, or import them from `solution`.
+    - Python source, or a list of sources: each `assert`, function `test_…` and `unittest.TestCase` method is a test;
+      without any, `check` is called with the function `entry_point`, as in HumanEval. The tests use the names of the
+      code, or import them from `solution`.
     - a list of `{"input": …, "output": …}`: the code is a program whose output on `input` must equal `output`, except
-      for white space at the ends of lines and of the text.
+      for white space at line ends and at the text's end.
 
     Everything runs in the sandbox. Tests in Python run in another process than the code, which can neither read them
     nor report a result. Plain values (numbers, texts, lists and so on) are copied between the processes, and other

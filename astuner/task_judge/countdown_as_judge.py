@@ -40,7 +40,7 @@ class CountdownAsJudge(BaseJudge):
     Args:
         use: `exactly_once`: each given number must be used once; `at_most_once`: some may be left out.
         legal_reward: the reward of an expression that uses the numbers as required and has another value.
-        numbers_field, target_field: the numbers and the target in the metadata of the task.
+        numbers_field, target_field: the numbers and the target in the task's metadata.
         answer_field: the answer in the metadata of the workflow's output.
     """
 

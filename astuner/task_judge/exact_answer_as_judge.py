@@ -19,7 +19,7 @@ class ExactAnswerAsJudge(BaseJudge):
 
     Args:
         answer_field: the answer in the metadata of the workflow's output.
-        reference_field: the reference in the metadata of the task: a text, a number, or a list of accepted ones.
+        reference_field: the reference in the task's metadata: a text, a number, or a list of accepted ones.
         ignore_case: whether upper and lower case are equal.
     """
 

@@ -24,7 +24,7 @@ class JsonSchemaAsJudge(BaseJudge):
     are not loaded.
 
     Args:
-        schema: the schema of all tasks; by default, the schema is in the metadata of the task.
+        schema: the schema of all tasks; by default, each task's metadata has its schema.
         schema_field: the schema in the metadata of the task, a mapping or JSON text.
         answer_field: the answer in the metadata of the workflow's output.
     """

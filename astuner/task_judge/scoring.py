@@ -201,7 +201,7 @@ async def _outside_event_loop(function: Callable[..., object], *args: Any) -> ob
 
 
 async def in_daemon_thread(function: Callable[..., object], *args: Any) -> object:
-    """Call a function in a daemon thread; the interpreter waits at exit for the threads of `asyncio.to_thread`."""
+    """Call a function in a daemon thread, which, unlike `asyncio.to_thread`'s, does not delay the process's exit."""
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[object] = loop.create_future()
     context = contextvars.copy_context()

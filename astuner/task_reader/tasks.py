@@ -63,8 +63,8 @@ def make_tasks(
 ) -> tuple[list[Task], dict[str, list[str]]]:
     """Convert the rows of a split to tasks, in the same order.
 
-    A task has the id of its row. If the row has no id, it is a hash of the row's content (BLAKE2b of its JSON
-    with sorted keys); the second of equal rows gets the suffix `-2`, and so on. `metadata` has all fields except the id
+    A task has the id of its row. If the row has no id, it is a hash of the row's content (BLAKE2b over its JSON with
+    sorted keys). Equal rows are numbered from the second on: `-2`, and so on. `metadata` has all fields except the id
     and the messages.
 
     Args:

@@ -15,7 +15,7 @@ from astuner.task_judge.judge_base import BaseGroupJudge
 from astuner.task_judge.scoring import score_group
 
 Reward = float | Mapping[str, float] | Sequence[float]
-"""The reward of an episode, of its agents by name, or of its LLM calls in order."""
+"""An episode's reward, its agents' rewards by name, or its LLM calls' rewards in order."""
 
 
 def mean_reward(reward: Reward) -> float:
@@ -42,8 +42,8 @@ def with_rewards(calls: Sequence[LlmCall], reward: Reward, *, judged: bool = Fal
         judged: whether the reward comes from the judge, for messages.
 
     Raises:
-        EpisodeError: a trained agent has no reward, or the number of rewards differs from the number of calls; a
-            `JudgeError` if the judge computed the reward, else a `WorkflowError`.
+        EpisodeError: a trained agent has no reward, or there is not one reward per call; a `JudgeError` if the judge
+            computed the reward, else a `WorkflowError`.
     """
     if isinstance(reward, float):
         return tuple(calls)

@@ -36,7 +36,7 @@ _ADVICE = "Free disk space, or start the server with another --checkpoint-dir."
 
 @dataclass(frozen=True)
 class TrainingRun:
-    """A training run, whose id is that of its model. The client sent the base model's name and the metadata."""
+    """A training run. Its id is its model's id. The client sent the base model's name and the metadata."""
 
     run_id: str
     base_model: str

@@ -68,7 +68,7 @@ def _dro(logprobs: Tensor, inputs: _Inputs, options: _Options) -> Tensor:
 def _gspo(logprobs: Tensor, inputs: _Inputs, options: _Options) -> Tensor:
     """Return the GSPO-token loss per token (arXiv:2507.18071, section 4.3).
 
-    Each ratio has the value of the sequence's ratio and the gradient of the token's own log-probability. The sequence's
+    Each ratio equals the sequence's ratio, but its gradient comes from the token's own log-probability. The sequence's
     ratio is the geometric mean over the tokens whose `sequence_ratio_mask` is not 0.
     """
     in_ratio = inputs["sequence_ratio_mask"] != 0

@@ -1,8 +1,8 @@
 """The protobuf messages in tinker 0.38: the data for forward passes, and the results from passes and samples.
 
-Clients of 0.38 send `forward_backward` as protobuf, and accept these two kinds of results only as protobuf. Clients of
-0.20 send JSON, and accept both. The fields and their numbers are those of the client's `tinker_public.proto`. Arrays
-are the bytes of a little-endian numpy array.
+Clients of 0.38 send `forward_backward` as protobuf, and accept these two result types only as protobuf. Clients of 0.20
+send JSON, and accept both. The fields and their numbers are those of the client's `tinker_public.proto`. Arrays are the
+bytes of a little-endian numpy array.
 """
 
 from __future__ import annotations

@@ -220,7 +220,7 @@ class TinkerService:
         return self._start_model(session, request, base_model, saved.lora, policy, create)
 
     def unload_model(self, model_id: str) -> dict[str, Any]:
-        """Free a model's memory."""
+        """Start to free a model's memory, and return the request's id."""
         model = self.models.get(model_id)
 
         async def unload() -> dict[str, Any]:

@@ -52,7 +52,7 @@ class ClientSession:
     Attributes:
         last_seen: when its last request came, on the clock of `Sessions`.
         policy: how its models compute; None if the client sent none.
-        models: by the client's sequence number, each model's id and that of the request that created it.
+        models: by the client's sequence number, each model's id and the id of the request that created it.
         samplers: by sampling session id, the checkpoint it samples from; None for the base model.
         inflight: by model id, its sampling sessions that follow the model's latest inflight weights.
         display_name, metadata: the client's name of the session, and its metadata.

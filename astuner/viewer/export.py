@@ -113,7 +113,7 @@ def export_run(
 ) -> Path:
     """Write a run's episodes, or one episode, to a file and return its path.
 
-    The arguments are those of `astuner export`. `report` receives messages: the expected size and the path, the size
+    For the arguments, see `astuner export`. `report` receives messages: the expected size and the path, the size
     written, each damaged line and episode, which are skipped, and a note if episodes have no advantage.
 
     Raises:

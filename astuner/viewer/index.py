@@ -124,7 +124,7 @@ class RunIndex:
                 db.execute("insert or replace into positions values (?, ?, ?, ?, ?)", content)
 
     def _update_pending(self, db: sqlite3.Connection, lines: list[bytes], position: ReadPosition) -> None:
-        """Make the pending episodes those of `lines`, except for episodes that the index has by now."""
+        """Replace the pending episodes by those in `lines`, except for episodes that the index has by now."""
         with transaction(db):
             row = db.execute("select tail from positions where file = ?", (_PENDING,)).fetchone()
             if (row["tail"] if row else "") != position.tail:

@@ -88,7 +88,7 @@ def search_log(folder: Path, name: str, text: str, before: int | None = None) ->
 
     Returns:
         `matches`, each with the `line` and its first byte (`start`); `searched`, the byte at which the search stopped,
-        0 at the beginning of the file; and the `size` of the file.
+        0 at the file's beginning; and `size`, the file's size in bytes.
 
     Raises:
         RecordError: If there is no such log file, or it cannot be read.

@@ -218,9 +218,9 @@ def failures(db: sqlite3.Connection) -> dict[str, Any]:
     """Return a run's failed episodes, grouped by error message, the largest group first.
 
     Returns:
-        `episodes`, the number of failed episodes; `groups`, each with its `key`, its counts `episodes`, `tasks` and
+        `episodes`, how many episodes failed; `groups`, each with its `key`, its counts `episodes`, `tasks` and
         different `messages`, its `first_step` and `last_step`, and the `kind`, `error`, `path` and key (`episode`) of
-        its latest episode; and `omitted`, the number of groups that are not listed.
+        its latest episode; and `omitted`, how many groups are not listed.
     """
     total, groups = db.execute(
         "select count(*), count(distinct failure) from episodes where failure is not null"

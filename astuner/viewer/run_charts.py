@@ -19,9 +19,9 @@ def rewards_by_step(db: sqlite3.Connection) -> dict[str, Any]:
     """Return the distribution of training rewards in each step.
 
     Returns:
-        `low` and `high`, the range of all rewards; `bins`, the number of equal bins in this range; and `steps`, one
-        entry by step with the number of `episodes` that have a reward, their `mean`, `least` and `most` reward, the
-        quantiles `q10`, `median` and `q90`, and `histogram`, pairs with a bin and its episode count.
+        `low` and `high`, the range of all rewards; `bins`, how many equal bins divide this range; and `steps`, one
+        entry per step with how many `episodes` have a reward, their `mean`, `least` and `most` reward, the quantiles
+        `q10`, `median` and `q90`, and `histogram`, pairs with a bin and its episode count.
     """
     scored = "from episodes where split = 'train' and reward is not null"
     low, high = db.execute(f"select min(reward), max(reward) {scored}").fetchone()
@@ -121,9 +121,9 @@ def _results_by_task(db: sqlite3.Connection, split: Split) -> dict[str, Any]:
     """Return the results of each task at each step.
 
     Returns:
-        `steps` in ascending order; `tasks`, each with `key`, `task` and `query`; and `cells`, one for each group of
-        episodes: the indices of its task and step, its counts of all episodes, those judged a success or not,
-        successes, and those with a reward, and the rewards' sum.
+        `steps` in ascending order; `tasks`, each with `key`, `task` and `query`; and `cells`, one for each task and
+        step: their indices, how many episodes there are, are judged a success or not, are a success and have a reward,
+        and the rewards' sum.
     """
     first = "select min(id) from episodes where split = ? group by task_key"
     tasks = db.execute(f"select task_key, task, query from episodes where id in ({first}) order by id", (split,))

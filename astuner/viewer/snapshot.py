@@ -150,8 +150,9 @@ def _choose(rows: Sequence[dict[str, Any]], limit: int | None) -> list[dict[str,
     """Return the episodes of a snapshot, at most `limit`.
 
     The first one is the latest failed episode in each group of equal errors. Then follow whole groups: one of each step
-    and split in turn, the first and the last steps first, then those between them. Groups with the greatest differences
-    of rewards are preferred, as they show what training distinguishes; of validations, the same tasks at each step.
+    and split in turn, the first and the last steps first, then those between them. Groups with the greatest reward
+    differences are preferred, as training distinguishes their episodes most. Validations keep the same tasks at each
+    step.
     """
     if limit is None or limit >= len(rows):
         return list(rows)

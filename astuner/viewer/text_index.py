@@ -85,9 +85,8 @@ class TextHits:
     Attributes:
         ids: Ids of the matching episodes.
         mode: `words` if whole words matched, `parts` if the query occurs as a substring, for example within words.
-        facts: For the page: the number of episodes, of searched ones (`indexed`), of those of which a part is searched
-            (`cut`), of those that a search for parts has read (`looked`), whether the search is `done`, and the `error`
-            that prevents it.
+        facts: For the page: how many `episodes` there are, are searched (`indexed`), are searched in part (`cut`), and
+            were read by a search for parts (`looked`); whether the search is `done`, and the `error` that prevents it.
     """
 
     ids: tuple[int, ...]

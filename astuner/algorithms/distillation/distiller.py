@@ -3,8 +3,8 @@
 The loss of on-policy distillation is the reverse KL divergence from the model π to the teacher, on text that the model
 has sampled (Agarwal et al., 2023, arXiv:2306.13649; Gu et al., 2023, arXiv:2306.08543). Its estimate at a sampled
 token is log π - log teacher. The negative estimate is an advantage for that token, so every algorithm with a
-loss of tokens can train on it ("On-Policy Distillation", Thinking Machines Lab, 2025). The mean over the tokens of
-the step is subtracted as a baseline (Williams, 1992), which reduces the variance of the gradient.
+loss of tokens can train on it ("On-Policy Distillation", Thinking Machines Lab, 2025). The mean over the step's tokens
+is subtracted as a baseline (Williams, 1992), which reduces the gradient's variance.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ class Distiller:
     ) -> tuple[list[TrainingRow], dict[str, float]]:
         """Return the rows with the teacher's advantages: coef × (d - mean of d), where d is log teacher - log π.
 
-        d is computed for each trained token and clipped to ± `LOG_RATIO_LIMIT`; the mean is over those of all rows.
+        d is computed for each trained token and clipped to ± `LOG_RATIO_LIMIT`; the mean is over all rows' trained
+        tokens.
 
         Args:
             rows: the rows to train, which need the logprobs of the sampler.
@@ -111,7 +112,8 @@ class Distiller:
         """Score each call with its own prompt, because a hint at the end of one call would be context for the next.
 
         Returns:
-            The teacher's logprobs [N] for each row, and which of them exist; the number of calls that were skipped.
+            For each row, the teacher's logprobs [N] float32 and a bool mask [N] that is true where they exist; the
+            number of skipped calls.
         """
         sequences, places = [], []
         scored = [(np.zeros(len(row.token_ids), np.float32), np.zeros(len(row.token_ids), bool)) for row in rows]

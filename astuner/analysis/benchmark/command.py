@@ -32,9 +32,9 @@ def bench_suite(
     """Run a suite; write the results, a page and its pictures into `output`, and print the table on stdout.
 
     The records and the page `results.md` lie in `output` itself, the result files in `results/` and the pictures in
-    `plots/`. The page contains all results in `output`, and the table those of the runs.
+    `plots/`. The page contains all results in `output`, the table only the runs' results.
 
-    The arguments are those of the command. The exit code is returned: 1 if a run failed, otherwise 0.
+    For the arguments, see the command. The exit code is returned: 1 if a run failed, otherwise 0.
 
     Raises:
         ConfigError: the suite or a configuration is invalid.

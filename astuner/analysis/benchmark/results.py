@@ -57,7 +57,8 @@ def recorded_versions(records: Sequence[Path]) -> dict[str, str | list[str]]:
 
 
 def outdated_versions(record: Path, backbone: str) -> list[str]:
-    """Return the versions in a run's record that differ from those for a run that starts now, as `NAME OLD → NEW`.
+    """Return the git revision and versions in which a run's record differs from a run that starts now, as `NAME OLD →
+    NEW`.
 
     Names that the record does not contain are left out, and so is the machine.
     """

@@ -89,7 +89,8 @@ class BenchRun:
     def start(self, *, rerun_outdated: bool = False) -> Start:
         """Return how the run starts, from the contents of its folder. The log reports the reason and the changed keys.
 
-        With `rerun_outdated`, a run whose record has other versions than a run that starts now begins again.
+        With `rerun_outdated`, a run starts again if its record has another git revision or other versions (see
+        `outdated_versions`).
 
         Raises:
             ConfigError: its configuration is invalid, or has no validation before training.
@@ -162,8 +163,8 @@ def plan_runs(
 
     Args:
         suite: the suite, whose records lie in the folder `records`.
-        seeds: number of seeds for each entry, from 1; None for those of the suite.
-        backbones: the backbones of the runs, without those that an entry excludes; those of the entries if empty.
+        seeds: number of seeds for each entry, from 1; None for the entry's own seeds.
+        backbones: run only on these, except where an entry excludes them; if empty, on each entry's own backbones.
         entries: only the runs of these; all if empty.
         overrides: `KEY=VALUE` for all runs, after those of the entries.
 
@@ -212,8 +213,8 @@ def run_suite(
     """Run the unfinished runs, `jobs` at a time, and return the outcomes in the order of `runs`.
 
     A run that fails does not end the others. If this process is interrupted, the active runs are terminated;
-    the next call resumes them from their checkpoints. The log reports kept and resumed runs whose record has other
-    versions than a run that starts now.
+    the next call resumes them from their checkpoints. A warning names the kept and resumed runs whose record has
+    another git revision or other versions (see `outdated_versions`).
 
     `report` is called with one line for each start and end of a run. For `rerun_outdated`, see `BenchRun.start`.
 

@@ -44,10 +44,10 @@ class FirstDifference:
         kind: what differs; `gradient` is the norm of the gradient.
         step: the training step; 0 is before the first update.
         name: the name of the metric or the episode field, or "".
-        first, second: the values of the two runs.
+        first, second: the two runs' values.
         split: `train` or `val`; None for a metric.
         task_id, episode_id: the task and the episode, if the difference is in one.
-        call: the number of the LLM call in its episode, from 1; for an update's values, the number of the sample.
+        call: the LLM call's number in its episode, from 1; for an update's values, the sample's number.
         position: the index of the token in the prompt, in the completion, or in the sample, from 0.
     """
 

@@ -1,8 +1,8 @@
 """Starts worker processes by forking a process that has neither threads nor the model.
 
-A worker starts within milliseconds and shares the memory of the imported packages and of the tokenizer. The user's code
-is imported by each worker, so that workers share none of its connections or threads. (The fork server of
-`multiprocessing` would run the user's main script again.)
+A worker starts within milliseconds and shares the imported packages' and the tokenizer's memory. The user's code is
+imported by each worker, so that workers share none of its connections or threads. (The fork server of `multiprocessing`
+would run the user's main script again.)
 """
 
 from __future__ import annotations

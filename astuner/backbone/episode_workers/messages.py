@@ -81,7 +81,7 @@ class LogRecord:
     """A worker process's log record, for the run's log. Ray does not forward it to the driver.
 
     Attributes:
-        level: the name of the level, or its number if it is not one of loguru's default levels.
+        level: the level's name, or its number if it is not one of loguru's default levels.
         text: the message, with the traceback if there is one.
     """
 
@@ -173,7 +173,7 @@ class EpisodesEnded:
     Attributes:
         episodes: the episodes; none if the user quit the debugger, or astuner failed.
         reached: the tags of the `bp(tag)` calls that the process has reached.
-        error: the traceback of a failure of astuner.
+        error: the traceback of a failure in astuner itself.
     """
 
     episodes: Sequence[Episode]

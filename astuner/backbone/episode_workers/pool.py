@@ -38,7 +38,7 @@ class WorkerProcessPool:
     """Runs episodes, each in one of at most `workers` processes, with `engine`. A process that ends is replaced."""
 
     def __init__(self, job: AgentJob, codec: ChatCodec | None, workers: int) -> None:
-        """Start the fork server. `codec` is that of the agent's model; None if this process cannot be forked."""
+        """Start the fork server. `codec` belongs to the agent's model; None if this process cannot be forked."""
         self.engine: LlmEngine | None = None
         self.workers = workers
         self._timeouts = job.config.rollout.episode_timeout, job.config.task_judge.timeout
@@ -214,8 +214,7 @@ class WorkerProcessPool:
 def started_pool(job: AgentJob, workers: int, codec: ChatCodec | None = None) -> Iterator[WorkerProcessPool]:
     """Start the pool of a run and its first process, which loads the agent; end its processes after the block.
 
-    With the `codec` of the agent's model, the processes may be forks of this one. AstunerError: the agent cannot be
-    loaded.
+    With the agent model's `codec`, the processes may be forked from this one. AstunerError: the agent cannot be loaded.
     """
     with tempfile.TemporaryDirectory(prefix="astuner-limits-") as limits:
         pool = WorkerProcessPool(replace(job, limits=Path(limits)), codec, workers)

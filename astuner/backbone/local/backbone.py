@@ -298,11 +298,11 @@ def read_state(checkpoint: Path, device: torch.device) -> dict[str, Any]:
 class SpareCores:
     """Adapts PyTorch's threads to the cores that other processes leave idle.
 
-    An operation ends when its slowest thread ends, so a thread without a core delays all others. On two cores, two
-    runs of two threads each take three times as long as two runs of one thread each.
+    An operation ends when its slowest thread ends, so a thread without a core delays all others. On two cores, two runs
+    with two threads each take three times as long as two runs with one thread each.
 
     Args:
-        adapts: False to keep the number of threads, on which the rounding of sums depends.
+        adapts: False to keep the number of threads, on which rounding depends.
     """
 
     def __init__(self, *, adapts: bool = True) -> None:

@@ -33,7 +33,7 @@ class MicroBatch:
         episodes: [B] int64.
         rows: indices of its rows in the list that was split.
         computed_tokens: number of tokens that a forward pass computes, including padding.
-        temperature: the sampling temperature of its calls; if they differ, that of each token, [B, T] float32; None for
+        temperature: its calls' sampling temperature; if they differ, each token's, [B, T] float32; None for
             transcripts.
         packing: the packing of its rows, if each distinct prefix is computed once.
     """
@@ -62,8 +62,8 @@ def micro_batches(
     """Split rows into micro-batches.
 
     Args:
-        token_budget: maximum number of tokens of a micro-batch, including padding; a longer row is a
-            separate micro-batch.
+        token_budget: maximum number of tokens in a micro-batch, including padding; a longer row is a separate
+            micro-batch.
         should_pack: returns whether to compute a packing instead of padded rows; None packs nothing.
 
     Returns:
@@ -166,8 +166,8 @@ class _ChosenLogprobs(torch.autograd.Function):
     """Log-probabilities of tokens, and entropies without gradient.
 
     The distributions are computed in chunks, and again in the backward pass, so that only the logits and their gradient
-    are held, in the dtype of the model. For large vocabularies, the other copies would take most of the memory, and as
-    much time as a third of the layers.
+    are held, in the dtype of the model. For large vocabularies, the other copies would take most of the memory, and a
+    third as much time as the layers.
     """
 
     @staticmethod

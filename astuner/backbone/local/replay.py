@@ -63,7 +63,7 @@ class StepReplay:
     Attributes:
         checkpoint: the step of the checkpoint from which the update started; 0 for the starting model.
         is_exact: whether equal bits are required, because the run was deterministic.
-        differences: what differs in the order of computation; the first is the cause of the others.
+        differences: what differs, in the order of computation; the first causes the others.
     """
 
     step: int

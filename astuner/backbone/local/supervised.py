@@ -24,7 +24,7 @@ from astuner.system.signals import signals_deferred
 class SupervisedLoop(RlLoop):
     """Trains on the transcripts of the training tasks.
 
-    The order of steps, validations and checkpoints is that of `RlLoop`; a step and a validation are different.
+    Steps, validations and checkpoints follow in the same order as in `RlLoop`; steps and validations themselves differ.
     """
 
     session: LocalSession

@@ -153,7 +153,7 @@ class ModelShape:
         trained: number of trained weights.
         joins_weights: whether the embedded engine joins the weights of its layers.
         counted: bytes of a token that the backward pass needs, if they were counted before; otherwise None.
-        memory: bytes of the device, if it is not one of this machine; otherwise None.
+        memory: the device's memory in bytes, if the device is on another machine; otherwise None.
     """
 
     model: Any

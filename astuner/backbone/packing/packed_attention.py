@@ -3,11 +3,12 @@
 The rows of a micro-batch share prefixes: a task's episodes share its prompt, and an episode's timelines share the
 tokens before they diverge. The unchanged transformers model runs over one sequence that contains each distinct prefix
 once (see `context_tracker.packing`). Only the attention function differs. It is registered with transformers, and lets
-a token attend to its ancestors. Except for rounding, outputs and gradients equal those of separate rows.
+a token attend to its ancestors, the tokens of its own prefix. Except for rounding, outputs and gradients equal those of
+separate rows.
 
-On a CPU, attention is computed piece by piece; each piece attends to its ancestors and itself, so the N × N matrix is
-never computed. On a GPU, FlexAttention (Dong et al. 2024, arXiv:2412.05496) skips the blocks without ancestors. Where
-it cannot be compiled, a dense mask gives the same result with more computation.
+On a CPU, attention is computed per piece (a run of tokens without a branch), which attends to its ancestors and itself,
+so the N × N matrix is never computed. On a GPU, FlexAttention (Dong et al. 2024, arXiv:2412.05496) skips the blocks
+without ancestors. Where it cannot be compiled, a dense mask gives the same result with more computation.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def _stack_padded(pieces: Sequence[Tensor]) -> Tensor:
 def _with_prefix(prefix: Sequence[tuple[int, int]], batch: Sequence[Tensor], pieces: Sequence[Tensor]) -> Tensor:
     """Return a batch of B pieces [1, heads, S, width], each after their prefix: [B, heads, P + longest S, width].
 
-    `prefix` has, for each piece of the prefix, its index in `pieces` and the number of tokens used; P tokens.
+    `prefix` has, for each piece in the prefix, its index in `pieces` and the number of tokens used; P tokens.
     """
     stacked = _stack_padded(batch)
     prefix_tensors = [pieces[index][:, :, :size].expand(len(batch), -1, -1, -1) for index, size in prefix]
@@ -190,9 +191,9 @@ def is_short(query: Tensor, keys: int) -> bool:
 def short_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Return the attention of some queries to few keys, in bfloat16 on a CPU, with gradient.
 
-    PyTorch's kernel for CPUs multiplies small matrices one by one. Its backward pass reaches a twentieth of the
-    processor's rate for answers with some tens of tokens. Batched products of the heads that share keys take a quarter
-    of the time, up to some hundred keys.
+    PyTorch's kernel for CPUs multiplies small matrices one by one. For answers with a few dozen tokens, its backward
+    pass reaches a twentieth of the processor's rate. Batched products over the heads that share keys take a quarter of
+    the time, up to a few hundred keys.
 
     Scores, probabilities and their gradients are float32; the products with values, keys and queries accumulate in
     float32. Probabilities are computed again in the backward pass.
@@ -248,8 +249,8 @@ class PackCosts:
     """Operations of a forward pass, by which rows are packed or separate. A backward pass takes a multiple of them.
 
     Attributes:
-        per_pair: operations per pair of tokens that an attention kernel computes. A causal kernel computes half of all
-            pairs, a kernel with a mask all of them.
+        per_pair: operations per pair of tokens that an attention kernel computes. A causal kernel computes half the
+            pairs, a kernel with a mask all pairs.
         per_batch: operations that take as long as the overhead for one batch of a packing's pieces.
     """
 

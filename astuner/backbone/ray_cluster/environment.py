@@ -80,9 +80,9 @@ def on_loopback() -> contextlib.AbstractContextManager[dict[str, str]]:
 
 
 def pretended_gpus(count: int) -> dict[str, str]:
-    """Return the variables with which Ray starts `count` GPUs that the machine does not have.
+    """Return the environment variables with which Ray accepts `count` GPUs that the machine does not have.
 
-    Ray starts no more GPUs than `CUDA_VISIBLE_DEVICES` shows, if the user has set it.
+    Ray accepts no more GPUs than `CUDA_VISIBLE_DEVICES` names, if the user has set it.
     """
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(count)))}
 

@@ -23,7 +23,7 @@ from astuner.system.paths import python_path
 from astuner.system.process_tree import child_pids, end_processes, environment_variable, find_process, is_running
 
 SESSION = "ASTUNER_RAY_SESSION"
-"""Environment variable of the processes of a Ray instance: the instance's temporary folder."""
+"""Environment variable in a Ray instance's processes: the instance's temporary folder."""
 
 _POLL_SECONDS = 0.5
 # Most processes of the instance end by themselves, and the processes of episodes are ended by guards of their own.

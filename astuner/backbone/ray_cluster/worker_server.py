@@ -1,7 +1,7 @@
 """Forks Ray's workers from a process that has imported their modules.
 
-A worker of verl or Trinity imports PyTorch, transformers and the trainer, which takes 6 to 8 seconds of processor time.
-A run starts 6 to 9 of them. The server imports these modules once, while the main process prepares the run, and the
+A verl or Trinity worker imports PyTorch, transformers and the trainer, which takes 6 to 8 seconds of processor time. A
+run starts 6 to 9 of them. The server imports these modules once, while the main process prepares the run, and the
 workers share their memory. Ray starts the workers itself: `WorkerServer.executable` is the `py_executable` of its
 runtime environment.
 """

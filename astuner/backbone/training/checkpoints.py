@@ -1,7 +1,7 @@
 """Folders of checkpoints and models, written atomically: they are complete or absent, even if the process is killed.
 
 A checkpoint is a folder `checkpoints/step_000020` with a file `complete.json`, which names its step and the size of
-each of its files. Nothing else in `checkpoints/` is read, counted or removed: neither copies under other names, nor
+every file in it. Nothing else in `checkpoints/` is read, counted or removed: neither copies under other names, nor
 links.
 """
 

@@ -43,7 +43,8 @@ def verl_classes() -> dict[str, DeclaredClass]:
 def engine_argument_errors(name: KeyPath, path: KeyPath, value: object) -> Iterator[str]:
     """Yield a text for each argument that the installed vLLM lacks, or has with another type; none without vLLM.
 
-    `name` is the full key of the arguments, and `path` that of one below it; empty for a mapping of arguments.
+    `name` is the full key of the arguments. `path` names one argument below it, and is empty if `value` is a mapping of
+    arguments.
     """
     folder = _package_folder("vllm")
     classes = {} if folder is None else declared_classes((folder / "engine" / "arg_utils.py",))

@@ -25,7 +25,7 @@ class SourceState:
     Attributes:
         passes: the number of finished passes over the reader's tasks.
         position: the number of tasks that the current pass has drawn or skipped.
-        deferred: ids of tasks that the batch of their turn already had.
+        deferred: ids of tasks that the last batch already contained, and that the next batch draws first.
         credit: how much the reader's share of the draws is behind its weight.
     """
 
@@ -69,7 +69,7 @@ class RunState:
     """Counters that a resumed run continues.
 
     Attributes:
-        seconds_before: duration of the earlier processes of this run.
+        seconds_before: seconds that this run's earlier processes took.
         first_reward_seconds: seconds from the start of the process to the first scored episode; None before it.
         before, after: the first and the last validation, as in `RunSummary`.
         validated: the step of the latest validation; None if there was none.

@@ -1,7 +1,7 @@
 """The tasks and the learning rate of each step.
 
-They depend on the configuration and the step only, unless a `TaskSampler` draws the tasks by the weights of readers or
-by the results of earlier steps.
+They depend on the configuration and the step only, unless a `TaskSampler` draws the tasks by reader weights or by
+earlier steps' results.
 """
 
 from __future__ import annotations
@@ -263,8 +263,8 @@ class TaskOrder:
 
     Attributes:
         seed: shuffles each epoch differently; None keeps the order of the data.
-        sampler: draws the batches, if they depend on weights of readers or on the success of earlier steps. An epoch is
-            then as many steps as without it.
+        sampler: draws the batches, if they depend on reader weights or on earlier steps' success. An epoch is then as
+            many steps as without it.
     """
 
     tasks: Sequence[Task]

@@ -4,10 +4,10 @@ Weights that do not arrive raise no error elsewhere: the engine samples with tho
 adapters, and training continues with wrong probability ratios. The check has two parts:
 
 - The checksums of all weights are compared after each sync, where the engine can return them. They find any
-  changed bit and name the weight. They take one pass over the memory of the weights on each side.
-- The logprobs of a few sampled tokens are compared: after each sync for engines without checksums, and for the
-  others after the first two and whenever both parts together take at most 1% of the time. The next update compares the
-  logprobs of all its samples with the same weights in any case.
+  changed bit and name the weight. They take one pass over the weights' memory on each side.
+- The logprobs of a few sampled tokens are compared: after each sync if the engine has no checksums, otherwise after the
+  first two syncs and whenever both parts together take at most 1% of the time. The next update compares its samples'
+  logprobs with the same weights in any case.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from astuner.config.root import AstunerConfig
 POLICY_HEADER = "Astuner-Policy"
 """The HTTP header with a `TinkerPolicy` as JSON. It applies to the client session that the request creates."""
 POLICY_EXTENSION = "astuner-policy"
-"""The entry of `extensions` in the capabilities of a server that reads the header."""
+"""A server that reads the header lists this name under `extensions` in its capabilities."""
 ALL_LINEAR = "all-linear"
 _MAX_BATCH_TOKENS = 8192
 # The logits use most of the memory: at most 1 GiB per batch in float32.

@@ -44,7 +44,7 @@ EPISODE, SAMPLE, STEP = "episode", "sample", "step"
 MINI_BATCH_SIZE = "mini_batch_size"
 """Key of `Experience.info`: number of experiences in the mini-batch."""
 CALLS, COUNTS, SCALE, REFERENCE = "calls", "counts", "scale", "reference"
-"""Keys of `Experience.info`: additional inputs of the loss; see `EpisodeLoss`."""
+"""Keys of `Experience.info`: additional inputs for the loss; see `EpisodeLoss`."""
 
 _FIELDS = [
     CustomField(CALLS, "call_spans", torch.int64),

@@ -21,7 +21,7 @@ from astuner.schema import Episode, Split
 from astuner.task_rollout import BatchRequest
 
 SampleKey = tuple[str, int]
-"""The id of an episode and the index of a sample in it."""
+"""An episode's id and a sample's index in it."""
 
 Digests = Mapping[SampleKey, str]
 """Digests of samples that have trained tokens; see `sample_digest`."""
@@ -134,9 +134,9 @@ class CoordinatorJob:
     """Settings that Trinity's processes read from the coordinator.
 
     Attributes:
-        agent: the job of processes that run episodes; its `rollout.max_env_worker` is the share of one process.
+        agent: the job for the processes that run episodes; its `rollout.max_env_worker` is one process's share.
         uses_tinker: whether a Tinker service samples; otherwise vLLM does.
-        runners: number of processes that run episodes, of all engines together.
+        runners: number of processes that run episodes, for all engines together.
     """
 
     agent: AgentJob

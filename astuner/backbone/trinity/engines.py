@@ -20,7 +20,7 @@ class TinkerEngine:
     """Samples from a Tinker service with the weights of Trinity's rollout model.
 
     Attributes:
-        max_model_len: maximum number of tokens of prompt and completion together.
+        max_model_len: maximum number of tokens in prompt and completion together.
         policy_version: number of training steps that the current weights have been trained for.
     """
 

@@ -31,7 +31,7 @@ from astuner.task_rollout import BatchRequest
 
 _POLL_SECONDS = 0.1
 _REQUEST, _FIRST_TASK = "request", "place"
-"""Keys of a Trinity task's `raw_task` and `index`: the share of the batch, and the index of its first task."""
+"""Keys in a Trinity task's `raw_task` and `index`: the batch's share, and the index of its first task."""
 
 
 class TrainingReader(BufferReader):

@@ -36,7 +36,7 @@ _READ_TIME = "time/read_experience"
 _TRAINED_TOKENS = "actor/ratio/trained_tokens"
 _COMPUTED = "actor/computed_tokens"
 DISTINCT_TOKENS = "actor/distinct_tokens"
-"""Number of distinct prefixes of the rows of an optimizer step; with verl's workers only."""
+"""Number of distinct prefixes in an optimizer step's rows; with verl's workers only."""
 _PER_TOKEN = {
     "kl/update": ("actor/ratio/kl_sum",),
     "ratio/mean": ("actor/ratio/ratio_sum",),
@@ -95,9 +95,9 @@ def _correction_metrics(updates: Sequence[Mapping[str, float]], group: str, suff
 def check_current_weights(parts: Sequence[Mapping[str, float]], dtype: torch.dtype, step: int) -> None:
     """Check that the explorer sampled with the trainer's weights, if it should have.
 
-    Trinity hands weights over between its own processes. The first optimizer step of a training step computes the
-    logprobs of its samples with the weights that samples without staleness come from, so that the two agree. The
-    weights of staler samples differ by design. If a step has some, only its calls without staleness are compared.
+    Trinity hands weights over between its own processes. A training step's first optimizer step computes its samples'
+    logprobs with the weights that samples without staleness come from, so the two agree. The weights of staler samples
+    differ by design. If a step has some, only its calls without staleness are compared.
 
     Raises:
         LogprobGapError: their logprobs differ by more than rounding.

@@ -23,7 +23,7 @@ def keep_all_here() -> Callable[[], None]:
 
 
 def keep_unplaced_here() -> Callable[[], None]:
-    """Start those of Trinity's actors here that Trinity does not place itself, unlike engines and runners."""
+    """Start Trinity's actors on this node, except for engines and runners, which Trinity places itself."""
     return override_actor_options(
         lambda module, strategy: on_this_node() if strategy is None and module.startswith(_MODULES) else {}
     )

@@ -1,7 +1,7 @@
 """Computed values of Trinity's configuration, by name: keys (`key(trinity=sets(..., rule=NAME))`), fixed_settings.yaml.
 
-The first line of each docstring describes the value in docs/en/backbone_trinity_keys.md. A step of Trinity's trainer is
-one optimizer step; a training step of astuner has `trainer_common.mini_batch_num` of them.
+The first line of each docstring describes the value in docs/en/backbone_trinity_keys.md. A step in Trinity's trainer is
+one optimizer step; a training step in astuner has `trainer_common.mini_batch_num` of them.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class TrinityRunFacts:
         model_path: an absolute folder without a colon, or a Hugging Face name.
         checkpoint_root_dir: folder of Trinity's state, from which astuner creates checkpoints.
         total_steps: training steps of the run, including those before a resume.
-        max_model_len: maximum number of tokens of prompt and answer together.
+        max_model_len: maximum number of tokens in prompt and answer together.
         tinker_base_url: address of the Tinker service that trains and samples; None for vLLM and verl on GPUs.
         takes_policy: whether that service takes temperature, alpha and modules of adapters (`TinkerPolicy`).
-        heads: number of attention heads of the model; 0 if it is not known.
+        heads: the model's number of attention heads; 0 if it is not known.
         runners: number of processes that run episodes, per engine.
         origins: where the user set each key (`file:line`, `command line`), for messages; `LoadedConfig.origins`.
     """
@@ -288,7 +288,7 @@ def runners_per_engine(config: AstunerConfig, engines: int) -> int:
     """Return the number of processes that run episodes, per engine: one, which runs any number at a time.
 
     With over-rollout, Trinity drops whole processes' shares of a step, so each task gets its own process, up to
-    `rollout.max_env_worker` episodes of all engines together.
+    `rollout.max_env_worker` episodes on all engines together.
     """
     if not config.asynchrony.over_rollout:
         return 1

@@ -71,7 +71,7 @@ class TrinitySession(TrainingSession):
         _call(self.event_consumer.coordinator.record_success, step, success_rates)
 
     def roll_out(self, request: BatchRequest, on_episode: OnEpisode, on_attempt: OnEpisode) -> list[Episode]:
-        """Wait for a training step's episodes, or have the explorer run those of a validation or a dry run.
+        """Wait for a training step's episodes, or have the explorer run a validation's or a dry run's.
 
         The first training step starts explorer and trainer.
         """

@@ -43,7 +43,7 @@ PROJECT, NAME = (str(trainer_mapping("trinity").fixed[key].value) for key in ("p
 """Trinity keeps its state in `{checkpoint_root_dir}/{PROJECT}/{NAME}`."""
 _TRAINER_CONFIG = ("trainer", "trainer_config")
 _SECTIONS = {"model": "HFModelConfig", "actor": "FSDPActorConfig", "ref": "FSDPActorConfig", "rollout": "RolloutConfig"}
-"""Sections of `trainer.trainer_config`, and verl's classes of them."""
+"""Sections of `trainer.trainer_config`, and verl's class for each."""
 _RENAMED = ("log_prob_micro_batch_size_per_gpu", "log_prob_use_dynamic_bsz", "log_prob_max_token_len_per_gpu")
 _STRATEGY = ("trainer", "trainer_strategy")
 _ENGINE_ARGS = ("explorer", "rollout_model", "extra_engine_args")

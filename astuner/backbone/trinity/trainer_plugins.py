@@ -141,7 +141,7 @@ class EpisodeLoss(PolicyLossFn):
             correction: the run's `trainer_common.correction`, resolved.
             old_from_trainer: whether the ratios are to the policy before the update. A training step then has one
                 optimizer step, so it is the current policy.
-            ages: the number of values of the calls' staleness with metrics of their own; 0 for none.
+            ages: how many staleness values, from 0, have separate metrics; 0 for no such metrics.
         """
         super().__init__(backend=backend)
         rule = resolve(AlgorithmConfig(**algorithm)).rule
@@ -210,7 +210,7 @@ class EpisodeLoss(PolicyLossFn):
 class EntropyBonus(EntropyLossFn):
     """The entropy bonus, with the same weights of tokens as `EpisodeLoss` (`entropy_loss_fn`), for verl's trainer.
 
-    The entropies of Trinity's Tinker trainer are those of the sampled tokens only.
+    Trinity's Tinker trainer returns entropies for the sampled tokens only.
     """
 
     def __init__(self, entropy_coef: float) -> None:

@@ -64,7 +64,7 @@ class TrainingBackend(ABC):
 
     @abstractmethod
     def keep_actors_here(self) -> Callable[[], None]:
-        """Start those of Trinity's actors here that can run on any node; return a function that undoes this."""
+        """Start Trinity's actors on this node if they can run on any node; return a function that undoes this."""
 
     @abstractmethod
     def trainer_class(self) -> Any:

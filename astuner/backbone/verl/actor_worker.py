@@ -35,7 +35,7 @@ class ActorWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_learning_rate(self, rate: float) -> None:
-        """Set the learning rate of the next update. astuner's schedule is a function of the step."""
+        """Set the next update's learning rate. astuner's schedule is a function of the step."""
         for group in self.actor.engine.optimizer.param_groups:
             group["lr"] = rate
 
@@ -75,8 +75,7 @@ def _save_pretrained(folder: Path, model_path: str, weights: dict[str, Any], dty
 def disable_entropy_gradient() -> None:
     """Make the training engines that this process creates from now on compute entropies without gradient.
 
-    verl's functions keep tensors of the size of the logits for the backward pass, also where no loss contains the
-    entropy.
+    verl's functions keep tensors as large as the logits for the backward pass, even if no loss contains the entropy.
     """
     torch_functional.entropy_from_logits = torch_functional.entropy_from_logits_with_chunking = entropy_from_logits
 

@@ -14,7 +14,7 @@ from astuner.context_tracker import in_prefix_order
 from astuner.schema import CallSpan, Packed, Sample, pack_ints
 
 RowFields = Mapping[str, Tensor]
-"""Tensors of one row, by the name of their TransferQueue field."""
+"""One row's tensors, by the name of their TransferQueue field."""
 
 PADDING_LENGTH = 2
 """Tokens of a padding row."""
@@ -63,7 +63,7 @@ def assign_rows(
 
     Returns:
         Row numbers by worker and mini-batch, with None for a padding row. All lists of row numbers have the same
-        length. The workers' numbers of tokens are balanced; with `encoded`, those of distinct prefixes.
+        length. The workers get about equal token counts; with `encoded`, about equal counts of distinct prefixes.
     """
     if encoded:
         divided = [_by_prefix(rows, encoded, workers) for rows in mini_batches]
@@ -103,7 +103,7 @@ def sample_fields(sample: Sample) -> RowFields:
     """Return the fields of a sample. The tokens before the first trained token are the prompt, the rest the response.
 
     Args:
-        sample: a sample of P + R tokens, of which the first P are the prompt.
+        sample: a sample with P + R tokens, of which the first P are the prompt.
 
     Returns:
         `prompts` [P], `responses` [R] and `position_ids` [P + R] int32; `input_ids` [P + R] int64, with which verl

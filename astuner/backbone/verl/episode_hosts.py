@@ -235,7 +235,7 @@ class EpisodeHosts:
 def _nodes_of_hosts() -> list[str]:
     """Return one node id per host, in rounds over the nodes.
 
-    A host is a single Python process, which passes on the LLM calls of about eight cores of workers.
+    A host is a single Python process, which forwards LLM calls for the workers on about eight cores.
     """
     nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
     # On a CPU, a Ray of one node declares more cores than there are.

@@ -31,7 +31,7 @@ _USUAL_GPUS = 8
 EMBEDDED = "astuner_embedded"
 """The name under which astuner registers its engine with verl."""
 SAMPLER_LOGPROBS = "sampler_log_probs"
-"""Key of `Completion.sampler_logprobs` in the additional fields of its answers."""
+"""Key of `Completion.sampler_logprobs` in its answers' additional fields."""
 
 
 Device = Literal["cpu", "cuda"]
@@ -46,8 +46,8 @@ class VerlRunFacts:
         model_path: a local folder or a Hugging Face name.
         checkpoint_folder: folder of astuner's checkpoints; verl itself writes nothing there.
         total_steps: training steps of the run, including those before a resume.
-        max_positions: number of positions of the model; None if its configuration does not state it.
-        heads: number of attention heads of the model; 0 if it is not known.
+        max_positions: the model's number of positions; None if its configuration does not state it.
+        heads: the model's number of attention heads; 0 if it is not known.
         packed_attention: whether astuner's packed attention supports the model; true if the model is not known yet.
         ray: the Ray cluster that a service of the run started; None if the backbone starts one or joins `ray_address`.
         origins: where the user set each key (`file:line`, `command line`), for messages; `LoadedConfig.origins`.

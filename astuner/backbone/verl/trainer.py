@@ -118,7 +118,7 @@ class VerlTrainer(PPOTrainerSync):
 
     @property
     def workers(self) -> int:
-        """Number of data-parallel workers. verl gives each an equal part of a batch."""
+        """Number of data-parallel workers, which share a batch equally."""
         group = self.actor_rollout_wg
         if "actor" not in group._dispatch_info:
             group._dispatch_info["actor"] = group._query_dispatch_info("actor")
@@ -195,8 +195,8 @@ class VerlTrainer(PPOTrainerSync):
     def rows_cleared(self, keys: Callable[[], list[str]]) -> Iterator[None]:
         """Delete rows after the block; `keys` returns theirs.
 
-        They stay after an error of Ray, which ends the run: a storage of TransferQueue may have died, too, and each
-        request to it takes minutes to fail.
+        They stay after a Ray error, which ends the run: a TransferQueue storage may have died, too, and each request to
+        it takes minutes to fail.
         """
         try:
             yield
@@ -224,9 +224,8 @@ class VerlTrainer(PPOTrainerSync):
     def policy_outputs(
         self, name: Literal["log_probs", "entropy"], keys: list[str], lengths: list[int]
     ) -> list[Tensor]:
-        """Return the policy's logprobs or entropies at the response tokens, one float32 [R] tensor per row.
-
-        The number of rows must be divisible by the number of data-parallel workers.
+        """Return the policy's logprobs or entropies at the response tokens, one float32 [R] tensor per row. The row
+        count must be divisible by the number of data-parallel workers.
         """
         batch = self._batch(keys, lengths, _SAMPLE_FIELDS, calculate_entropy=name == "entropy", compute_loss=False)
         self.actor_rollout_wg.compute_log_prob(batch)
@@ -263,7 +262,7 @@ class VerlTrainer(PPOTrainerSync):
 
         Args:
             keys: keys of the rows, ordered by worker and then mini-batch.
-            mini_batch_size: number of rows of a mini-batch, over all workers.
+            mini_batch_size: number of rows in a mini-batch, over all workers.
 
         Returns:
             verl's metrics: lists over mini-batches and micro-batches.

@@ -53,7 +53,7 @@ def create(name: str, /, **params: Any) -> Environment:
 class AppWorldEnvironment(Environment):
     """Tasks of AppWorld. An action is Python code, which AppWorld's server runs. Each instance has its own server.
 
-    The score is the share of the task's tests that pass; the task is solved if all of them do.
+    The score is the share of the task's tests that pass; the task is solved if all pass.
 
     Args:
         root: the folder in which `appworld download data` was called; `APPWORLD_ROOT` or `.` by default.

@@ -88,10 +88,10 @@ class FrozenLakeEnvironment(_TabularEnvironment):
 
     Args:
         env_id: `FrozenLake-v1`, with maps of 4 x 4 cells, or `FrozenLake8x8-v1`.
-        size: the number of rows and columns, 3 to 32; by default, that of the id.
+        size: the number of rows and columns, 3 to 32; by default, as in `env_id`.
         frozen: the share of ice among the cells, 0.3 to 0.95.
         is_slippery: whether the player moves at a right angle to the action with probability 2/3.
-        options: those of `GymnasiumEnvironment`.
+        options: further arguments; see `GymnasiumEnvironment`.
     """
 
     has_distinct_tasks = True

@@ -29,13 +29,13 @@ _SECTIONS = ("Description", "Action Space", "Observation Space", "Rewards", "Epi
 
 
 class GymnasiumEnvironment(SeededEnvironment):
-    """An environment of Gymnasium. A task is a start, from `reset(seed=...)`; its score is the sum of the rewards.
+    """An environment from Gymnasium. A task is a start, from `reset(seed=...)`; its score is the sum of the rewards.
 
     Subclasses describe an environment better than its documentation and its own text do.
 
     Args:
-        train_tasks, validation_tasks, seed: those of `SeededEnvironment`.
-        max_steps: the number of steps after which a task ends; by default, that of the id.
+        train_tasks, validation_tasks, seed: see `SeededEnvironment`.
+        max_steps: the number of steps after which a task ends; by default, Gymnasium's limit for `env_id`.
         invalid_reward: the reward of an action that is not understood. It leaves the environment unchanged.
         options: the keyword arguments of `gymnasium.make`.
 
@@ -171,7 +171,7 @@ class GymnasiumEnvironment(SeededEnvironment):
                 env.close()
 
     def instruction(self, env: Any) -> str:
-        """Return the rules and the goal: those of the environment's documentation."""
+        """Return the rules and the goal, from the environment's documentation."""
         parts = re.split(r"^## +(.+)$", self._documentation, flags=re.MULTILINE)
         sections = dict(zip(parts[1::2], parts[2::2], strict=True))
         chosen = [f"{name}:\n{sections[name].strip()}" for name in _SECTIONS if name in sections]

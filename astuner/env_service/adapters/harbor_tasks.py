@@ -55,8 +55,8 @@ class HarborTask:
         cwd: the working directory.
         copies: files and folders of `environment/`, and their absolute paths in the sandbox, in order.
         env: environment variables of the commands.
-        agent_seconds: the time for all of the agent's commands together.
-        verifier_seconds, verifier_env: the time of the tests, and their environment variables.
+        agent_seconds: the time limit for all agent commands together.
+        verifier_seconds, verifier_env: the time limit for the tests, and their environment variables.
         memory, storage: in bytes; None if the task does not say.
         metadata: the table `metadata` of task.toml.
     """

@@ -40,7 +40,7 @@ class MiniGridEnvironment(GymnasiumEnvironment):
     Args:
         env_id: its id, such as `MiniGrid-DoorKey-5x5-v0` or `BabyAI-GoToRedBall-v0`.
         view: `description` describes what the agent sees in front of it; `grid` shows the whole world as text.
-        options: those of `GymnasiumEnvironment`.
+        options: further arguments; see `GymnasiumEnvironment`.
 
     Raises:
         EnvError: there is no such id, or an argument is invalid.

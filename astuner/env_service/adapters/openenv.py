@@ -24,8 +24,8 @@ _VALIDATION_SEEDS = 1_000_000_000
 class OpenEnvEnvironment(Environment):
     """An environment on an OpenEnv server. Each instance is a session of the server.
 
-    A text becomes the field `action_field` of the server's action; a JSON object is the action itself; a tool call
-    calls a tool of an MCP environment. The score is the sum of the rewards.
+    A text becomes the server action's field `action_field`; a JSON object is the action itself; a tool call calls a
+    tool of an MCP environment. The score is the sum of the rewards.
 
     Args:
         name: the server's name for the environment.
@@ -78,7 +78,7 @@ class OpenEnvEnvironment(Environment):
         self._is_done = False
 
     def splits(self) -> Sequence[str]:
-        """Return the server's splits; those of `tasks` if it has none."""
+        """Return the server's splits, or the keys of `tasks` if the server has none."""
         if self._splits is None:
             answer = self._request("GET", f"/{self._name}/splits")
             self._splits = [str(split["name"]) for split in answer] if isinstance(answer, list) else []

@@ -49,7 +49,7 @@ class ReasoningGymEnvironment(SeededEnvironment):
 
     Args:
         name: the generator, such as `chain_sum`.
-        train_tasks, validation_tasks, seed: those of `SeededEnvironment`.
+        train_tasks, validation_tasks, seed: see `SeededEnvironment`.
         config: the fields of the generator's configuration.
 
     Raises:

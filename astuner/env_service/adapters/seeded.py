@@ -40,9 +40,9 @@ class SeededTask:
 class SeededEnvironment(Environment):
     """Base class of environments whose tasks are generated from seeds.
 
-    The seeds of the splits are disjoint. A task also belongs to the split that a hash of its content selects: if a seed
-    gives a task of the other split, the task's next seed is used. Thus, no two splits have a task with the same
-    content, whatever `seed` and the numbers of tasks are.
+    The splits' seeds are disjoint. In addition, a hash of its content assigns each task to a split: if a seed gives a
+    task for the other split, the next seed is used. Thus, no two splits have a task with the same content, whatever
+    `seed` and the numbers of tasks are.
 
     Args:
         train_tasks, validation_tasks: numbers of tasks, at most 65,536.
@@ -105,7 +105,7 @@ class SeededEnvironment(Environment):
         return self._found[split, task_id]
 
     def reset(self, split: str, task_id: str, seed: int) -> Observation:
-        """Start a task."""
+        """Start a task; EnvError if it does not exist, or the environment is closed."""
         if self._state == "closed":
             raise EnvError("the environment is closed")
         task = self.task(split, task_id)
@@ -140,7 +140,7 @@ class SeededEnvironment(Environment):
         return self.score()
 
     def close(self) -> None:
-        """Refuse further steps."""
+        """Close the environment; `reset`, `step` and `evaluate` then raise EnvError."""
         self._state = "closed"
 
     def _require_started(self) -> None:
@@ -184,7 +184,7 @@ def chosen_action(action: Action, form: str, names: Sequence[str], *, tool: str,
         action: a text, or a tool call.
         form: the form of actions that the agent prefers: `box` for the content of the last `\\boxed{...}`, `code` for
             the last fenced code block's. A text without either is the action itself.
-        names: the actions that may also be called as a tool of that name.
+        names: the actions that may also be called as a tool with that name.
         tool, argument: the tool's name, and the name of the argument that has the action.
 
     Returns:

@@ -40,8 +40,8 @@ def names() -> Sequence[str]:
 class TextArenaGame(Environment):
     """A game of TextArena. A task is a seed of the game.
 
-    The rules are those of the game, also for invalid actions: most games accept one, ask for another and end at the
-    second. The players are named `player_0`, `player_1` and so on. Games for one player have no names and one reward.
+    The game's own rules apply, also to invalid actions: most games accept one, ask for another and end at the second.
+    The players are named `player_0`, `player_1` and so on. Games for one player have no names and one reward.
 
     Args:
         game: its id in TextArena, for example `KuhnPoker-v0`.
@@ -116,7 +116,7 @@ class TextArenaGame(Environment):
         return int(self._game.state.num_players)
 
     def reset(self, split: str, task_id: str, seed: int) -> Observation:
-        """Start the game. `seed` is that of the randomness after its start."""
+        """Start the game. `seed` determines the randomness after its start."""
         self._start(split, task_id)
         with self._isolated():
             _set_seeds(f"{task_id}/{seed}")

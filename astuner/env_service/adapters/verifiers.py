@@ -26,8 +26,8 @@ _END_SECONDS = 10.0
 class VerifiersEnvironment(Environment):
     """A taskset of verifiers with one agent. Each instance has its own process, in which verifiers runs the episode.
 
-    An action is an answer of the model: a text, or a call to a tool of the task. The observation is the text of the
-    messages that follow: the tools' results, or messages of the simulated user. The score is the sum of the weighted
+    An action is a model answer: a text, or a call to one of the task's tools. The observation is the text of the
+    messages that follow: the tools' results, or the simulated user's messages. The score is the sum of the weighted
     rewards.
 
     Args:

@@ -48,8 +48,8 @@ class _WeightUpdate:
 class EmbeddedEngine:
     """Samples from a transformers model in this process, with continuous batching and prefix caching.
 
-    Llama, Qwen2 and Qwen3 models run on astuner's own forward pass, all others on transformers'. Device and dtype are
-    those of the model.
+    Llama, Qwen2 and Qwen3 models run on astuner's own forward pass, all others on transformers'. It computes on the
+    model's device and in the model's dtype.
 
     The engine may write to `model` (see `update_weights`), and sets it to evaluation mode if it uses transformers'
     forward pass. If the model is also trained, pass a copy, unless `update_weights` only ever receives the state dict
@@ -64,8 +64,8 @@ class EmbeddedEngine:
         max_model_len: maximum number of tokens in a request, prompt and completion together; lowered to the model's
             `max_position_embeddings`.
         max_num_seqs: maximum number of concurrent requests.
-        prefix_cache_tokens: capacity of the prefix cache; by default 1024 × `max_num_seqs`, but at most an eighth of
-            the free memory. 0 disables prefix caching.
+        prefix_cache_tokens: the prefix cache's capacity in tokens; by default 1024 × `max_num_seqs`, but at most an
+            eighth of the free memory. 0 disables prefix caching.
         tokenizer: the model's tokenizer. Without it, completions do not end at stop strings, and constraints are
             errors.
     """
@@ -155,9 +155,8 @@ class EmbeddedEngine:
         cleared.
 
         Args:
-            state_dict: all of the model's weights under the model's names, with adapters merged; tied weights may
-                appear under any one of their names. The engine does not change it, and it must not change during
-                the call.
+            state_dict: all model weights under the model's names, with adapters merged; tied weights may appear under
+                any one of their names. The engine does not change it, and it must not change during the call.
             policy_version: policy version of subsequent completions.
 
         Raises:

@@ -1,8 +1,8 @@
 """A batched forward pass for Llama-like models: Llama, Qwen2, Qwen3.
 
 RMSNorm, rotary position embeddings, grouped-query attention and SwiGLU, with optional biases and per-head norms of
-queries and keys (Llama: Touvron et al. 2023; GQA: Ainslie et al. 2023; RoPE: Su et al. 2021). The results are those of
-transformers' modules, computed with fewer and larger operations for many sequences of different lengths at once.
+queries and keys (Llama: Touvron et al. 2023; GQA: Ainslie et al. 2023; RoPE: Su et al. 2021). The results equal those
+of transformers' modules, computed with fewer and larger operations for many sequences with different lengths at once.
 """
 
 from __future__ import annotations
@@ -342,7 +342,7 @@ def _readable(weight: Tensor, sizes: Sequence[int]) -> Tensor:
 
     Args:
         weight: packed or not, [rows, ...].
-        sizes: the number of rows in each weight that it consists of.
+        sizes: the row counts of the weights that were joined into it.
     """
     if not weight.is_mkldnn:
         return weight

@@ -2,9 +2,9 @@
 
 A forward pass prefills tokens, and decodes one more token.
 
-A cache is a tensor of shape [planes, lanes, heads, capacity, width]. A lane belongs to one sequence, and position `p`
-of the sequence is at index `p` of the capacity axis. The forward pass defines the meaning of planes, heads and width;
-the scheduler only copies along the capacity axis.
+A cache is a tensor of shape [planes, lanes, heads, capacity, width]. A lane belongs to one sequence, and the sequence's
+position `p` is at index `p` on the capacity axis. The forward pass defines the meaning of planes, heads and width; the
+scheduler only copies along the capacity axis.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class LaneGroup:
 
     Attributes:
         kv: [planes, n, heads, capacity, width]; lane `i` is filled up to position `len(sequences[i]) - 2`.
-        sequences: n lists of token ids; the last id of each is not in the cache yet.
+        sequences: n lists of token ids; each list's last id is not in the cache yet.
         shared: length of a prefix that all sequences share, which must be in each lane's cache.
     """
 

@@ -333,7 +333,7 @@ def default_prefix_cache_tokens(shape: KvShape, max_num_seqs: int, free: int | N
 def default_lane_tokens(shape: KvShape, max_num_seqs: int, max_model_len: int, free: int | None = None) -> int:
     """Return the default budget for a `KvStore` in tokens: all that it can use, at most half of the free memory.
 
-    Slabs allocate at most four times the tokens in them. `free` is that of `default_prefix_cache_tokens`.
+    Slabs allocate at most four times the tokens in them. For `free`, see `default_prefix_cache_tokens`.
     """
     free = _free_bytes(shape.device) if free is None else free
     return min(4 * max_num_seqs * max_model_len, _tokens_in(free // 2, shape))

@@ -52,8 +52,8 @@ class Dialect:
         parse: returns the request of a JSON body. Its arguments are the body and the model of the episode, to whose
             earlier answers a request may refer. It raises `InvalidRequestError` if a parameter is missing or invalid,
             and `UnsupportedParameterError` if one cannot be honoured.
-        body: returns the JSON body of a response. Its arguments are the answers, the request, the name of the model,
-            and a function that returns the text of a token.
+        body: returns the JSON body of a response. Its arguments are the answers, the request, the model's name, and a
+            function that returns a token's text.
         events: returns the events of a streamed response, with the same arguments.
         error: returns the JSON body of an error.
         error_event: returns the event for an error within a stream.

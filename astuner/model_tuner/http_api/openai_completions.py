@@ -304,7 +304,7 @@ def parse_completion_request(body: object) -> ChatRequest:
 def to_text_completion(
     answers: Sequence[ChatAnswer], request: ChatRequest, model: str, decode_token: DecodeToken
 ) -> dict[str, Any]:
-    """Return answers as a `text_completion`; the arguments are those of `to_chat_completion`."""
+    """Return answers as a `text_completion`; for the arguments, see `to_chat_completion`."""
     choices = [
         _choice(index, answer.parsed.content, finish_reason(answer))
         | {"logprobs": _logprobs(answer, decode_token) if request.options.logprobs else None}
@@ -316,7 +316,7 @@ def to_text_completion(
 def to_text_events(
     answers: Sequence[ChatAnswer], request: ChatRequest, model: str, decode_token: DecodeToken
 ) -> Iterator[tuple[None, dict[str, Any]]]:
-    """Yield a stream's events; the arguments are those of `to_chat_completion`."""
+    """Yield a stream's events; for the arguments, see `to_chat_completion`."""
     head = to_head(answers, model, "text_completion", "cmpl")
     for index, answer in enumerate(answers):
         logprobs = {"logprobs": _logprobs(answer, decode_token)} if request.options.logprobs else {}

@@ -120,7 +120,7 @@ def to_response(
 def to_response_events(
     answers: Sequence[ChatAnswer], request: ResponsesRequest, model: str, decode_token: DecodeToken
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield a streamed answer's events, with names and data; the arguments are those of `to_response`."""
+    """Yield a streamed answer's events, with names and data; for the arguments, see `to_response`."""
     response = to_response(answers, request, model, decode_token)
     start = response | {"status": "in_progress", "incomplete_details": None, "output": [], "usage": None}
     kinds = ("response.created", "response.in_progress")

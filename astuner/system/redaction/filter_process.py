@@ -5,7 +5,7 @@ pipe: a C library that writes while it holds the lock would wait forever. A proc
 writer that crashes.
 
 `python -m astuner.system.redaction.filter_process CONTROL READ:WRITE ...` reads each READ descriptor and writes to
-WRITE. Each line of CONTROL is a JSON list of the known secrets. At the end of CONTROL, the process shows the remaining
+WRITE. Each line in CONTROL is a JSON list of the known secrets. At the end of CONTROL, the process shows the remaining
 output and exits.
 """
 

@@ -2,11 +2,10 @@
 
 A secret is
 
-- the value of an environment variable whose name indicates a secret (`DASHSCOPE_API_KEY`, `PGPASS`), and
-  each part of a value that joins several with `|`, `,` or `;`;
+- the value of an environment variable whose name indicates a secret (`DASHSCOPE_API_KEY`, `PGPASS`), and each part if
+  the value joins several with `|`, `,` or `;`;
 - the value of a configuration key or command-line option with such a name;
-- a text in the format of a secret: the key of a well-known service, credentials in a URL or a header (see
-  `formats`).
+- a text in a secret's format: a well-known service's key, credentials in a URL or a header (see `formats`).
 
 Values of variables with fewer than 8 characters (6 in a known format) are not redacted, because they are likely to be
 ordinary words.
@@ -170,7 +169,7 @@ def redact_settings(tree: object) -> object:
     """Return a tree of settings (mappings, lists and values, as read from YAML) without secrets.
 
     In addition to `redact`, this removes values under keys whose names indicate a secret (`api_key: …`), and the
-    secrets of command lines, whether written as a text or as a list of words.
+    secrets in command lines, whether written as a text or as a list of words.
     """
     redactor = current_redactor()
 

@@ -46,7 +46,7 @@ class PairwiseJudge(LlmJudge):
     """Compares each answer with the reference answer of its task, in both orders.
 
     The reward is 1 if the answer is better in both orders, 0 if the reference is, and otherwise the mean of the two
-    comparisons, so that a preference of the LLM for a position cancels out (Zheng et al., "Judging LLM-as-a-judge",
+    comparisons, so that the LLM's preference for a position cancels out (Zheng et al., "Judging LLM-as-a-judge",
     arXiv:2306.05685).
 
     Args:

@@ -32,7 +32,7 @@ class LlmJudge(BaseJudge):
 
     Args:
         config: the section `task_judge`.
-        client: the client; None to create that of the section.
+        client: the client; None to create it from the section.
 
     Raises:
         ConfigError: there is no key for an endpoint.
@@ -58,7 +58,7 @@ async def all_answers(questions: list[Awaitable[LlmAnswer[Answer]]]) -> tuple[li
     """Wait for the answers to concurrent questions, and return them with their total use.
 
     Raises:
-        NoAnswer: a question has no answer. The error's usage is that of all questions.
+        NoAnswer: a question has no answer. The error's usage counts all questions.
     """
     results = await asyncio.gather(*questions, return_exceptions=True)
     usage = sum((result.usage for result in results if isinstance(result, LlmAnswer | NoAnswer)), LlmUsage())

@@ -57,7 +57,7 @@ class RubricJudge(LlmJudge):
         reference_field: the field of the data row with a reference answer, which the LLM sees if there is one; None
             to show none.
         evaluation_prompt: the instructions to the LLM, in which `{rubrics}`, `{min_score}` and `{max_score}` are
-            replaced; None for those of this judge.
+            replaced; None for this judge's own.
         client: the client of the LLM; None to create it.
 
     Raises:

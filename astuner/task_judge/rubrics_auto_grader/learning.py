@@ -265,7 +265,7 @@ class RubricsLearner:
         """Grade the answers of samples, and compare the results with the references.
 
         Pointwise, the grader agrees if answer and reference score are on the same side of `success_threshold`;
-        listwise, if it ranks the better of two answers higher. An answer that the grader cannot score does not agree.
+        listwise, if it ranks the better answer in a pair higher. An answer that the grader cannot score does not agree.
         """
         settings = self._settings
         candidate = Rubrics(name=settings.grader_name, grader_mode=settings.grader_mode, rubrics=tuple(rubrics))

@@ -53,8 +53,8 @@ def convert(traces: Sequence[Trace], target: Target, *, min_rating: float | None
         traces: what to convert.
         target: `tasks`: rows with `task_id`, `main_query`, `init_messages` (the earlier turns, without system
             messages), `answer`, `rating` and the metadata of the trace. `sft`: rows with `task_id`, `messages` and
-            `tools`. `preferences`: rows with `prompt`, `chosen` and `rejected`, each a list of messages (the
-            conversational format of TRL), and `tools`.
+            `tools`. `preferences`: rows with `prompt`, `chosen` and `rejected`, each a list of messages (TRL's
+            conversational format), and `tools`.
         min_rating: leave out traces with a lower rating and without one, unless the answer was edited. Preference
             pairs compare ratings, so it does not apply to them.
     """

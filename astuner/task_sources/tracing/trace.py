@@ -71,7 +71,7 @@ class Trace:
         trace_id: unique within its source.
         conversations: the LLM calls that no later call of the trace extends, in order. The last one answers the user.
         start_time: seconds since the epoch; 0 if unknown.
-        metadata: further fields of the task, such as a reference answer; an episode has those of its task.
+        metadata: further fields of the task, such as a reference answer; an episode has its task's fields.
     """
 
     trace_id: str

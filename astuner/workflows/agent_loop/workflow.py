@@ -109,7 +109,7 @@ class LoopSettings:
         action_form: the form of actions. `auto` is the form that the task prefers, with one exception: `tool_call`
             replaces `code` for environments with tools.
         step_rewards: `sum`: every call gets the rewards of its seat in the whole episode. `returns_to_go`: a call gets
-            the rewards of its own step and of the later ones.
+            the rewards from its own step on.
         gamma: the discount of rewards over an agent's steps.
         players: the programs that play seats, by the name of the seat. The model plays the others.
     """

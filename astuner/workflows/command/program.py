@@ -174,7 +174,7 @@ class EpisodeValues:
         return value if isinstance(value, str) else _to_json(value)
 
     def environment(self, folder: Path, workflow_task: WorkflowTask) -> dict[str, str]:
-        """Return the program's variables: those of the run without secrets, and the episode's."""
+        """Return the program's environment variables: the run's, without secrets, and the episode's."""
         inherited = {
             name: value
             for name, value in os.environ.items()

@@ -1,7 +1,7 @@
 """A folder for `sys.path` with a stub of vLLM, for runs in which a Tinker service samples.
 
 Trinity imports vLLM in every process, for prompts with images. Importing vLLM takes half of a process's import time,
-and longer than a training step of a small model.
+and longer than a small model's training step.
 """
 
 from __future__ import annotations
