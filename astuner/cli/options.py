@@ -34,7 +34,7 @@ EXP_DIR = click.option(
 
 
 def complete_keys(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Return the configuration keys that start with `incomplete`, each with `=`, for the completion of the shell."""
+    """Return the configuration keys that start with `incomplete`, each with `=`, for shell completion."""
     from astuner.config.keys import dotted, schema
 
     return [f"{dotted(key)}=" for key in schema().keys if dotted(key).startswith(incomplete)]

@@ -188,7 +188,7 @@ class RandomDummyConfig(Section):
     @model_validator(mode="after")
     def _check_words(self) -> Self:
         if self.min_words > self.max_words:
-            raise ValueError("expected min_words of at most max_words")
+            raise ValueError("expected min_words not above max_words")
         return self
 
 

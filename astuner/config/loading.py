@@ -169,7 +169,7 @@ def notices(config: RunConfig, set_keys: Collection[KeyPath] = ()) -> Iterator[s
         if condition is None:
             for declared in key.unsupported:
                 if not declared.is_error and backbone in declared.by and value in (declared.values or ()):
-                    yield f"{dotted(path)}: {value} is set aside: {declared.why}"
+                    yield f"{dotted(path)}: {value} is ignored: {declared.why}"
         elif is_set or (condition.at_default and path in set_keys):
             without_effect.setdefault(condition.text, []).append(dotted(path))
         if is_set and backbone not in key.used_by:

@@ -193,7 +193,7 @@ class Unsupported:
         values: the values; None for every value but the default.
         by: the backbones.
         why: the reason and the fix.
-        is_error: whether the value is an error; otherwise, it is set aside with a notice.
+        is_error: whether the value is an error; otherwise, it is ignored with a notice.
     """
 
     values: tuple[object, ...] | None
@@ -208,7 +208,7 @@ def unsupported(*values: object, by: tuple[BackboneName, ...] = ALL, why: str) -
 
 
 def set_aside(*values: object, by: tuple[BackboneName, ...], why: str) -> tuple[Unsupported, ...]:
-    """Declare values that only other backbones use, so that the backbones `by` go without them."""
+    """Declare values that only other backbones use, which the backbones `by` ignore with a notice."""
     return (Unsupported(values, by, why, is_error=False),)
 
 

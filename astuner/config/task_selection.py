@@ -44,7 +44,7 @@ class LengthFilter(_StaticFilter):
         if self.max is None and self.min == 0:
             raise ValueError("expected min or max")
         if self.max is not None and self.min > self.max:
-            raise ValueError("expected min of at most max")
+            raise ValueError("expected min not above max")
         return self
 
 

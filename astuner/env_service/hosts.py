@@ -329,7 +329,7 @@ class Catalogs:
         self._catalogs.move_to_end(key)
         unused = [key for key, old in self._catalogs.items() if not old.instances and old is not catalog]
         if len(self._catalogs) > _MAX_CATALOGS and unused:
-            dropped = ServiceRequestError("process_ended", "the lists of tasks were dropped; retry")
+            dropped = ServiceRequestError("process_ended", "the task list was dropped to make room for others; retry")
             self._catalogs.pop(unused[0]).host.kill(dropped)
         return catalog
 

@@ -218,7 +218,7 @@ def episode_table(title: str, episodes: Sequence[Episode]) -> Table:
 
 
 def describe_training_use(episodes: Sequence[Episode]) -> list[str]:
-    """Return lines that describe what a training step would use of the episodes."""
+    """Return lines that say which episodes, samples and tokens a training step would use."""
     usable = [episode for episode in episodes if episode.status == "ok"]
     if not usable:
         failed = sum(episode.status == "failed" for episode in episodes)

@@ -205,7 +205,7 @@ class Services:
     Attributes:
         services: in the order in which they start.
         ray: the Ray instance that one of the services starts.
-        port_locks: are held as long as this object.
+        port_locks: locks on ports, held as long as this object exists.
         env_service: the address of the environment service among them; None without one.
     """
 

@@ -50,7 +50,7 @@ def check_context_length(path: str, max_model_len: int) -> None:
 
 
 def shortened_context(path: str, max_model_len: int) -> str | None:
-    """Return that sequences are shorter than `max_model_len`, if the model at `path` has fewer positions."""
+    """Return a notice if the model at `path` has fewer positions than `max_model_len`; otherwise None."""
     limit = context_length(text_config) if (text_config := _text_config(path)) is not None else None
     if limit is None or limit >= max_model_len:
         return None

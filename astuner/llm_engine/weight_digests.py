@@ -23,9 +23,9 @@ def weight_digests(weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype | N
     """Return a checksum over each weight's bits.
 
     The bits are read as 32-bit words, which are added up in blocks of 64 rows, modulo 2^32. The checksum is the sum of
-    the blocks, in which each block has another odd number as a factor. So it changes if a word changes, or if blocks
-    are exchanged. The order of the words within a block does not matter: kernels reorder them. Computing it takes one
-    pass over the memory of the weights.
+    the blocks, each times a different odd number. So it changes if a word changes, or if blocks are exchanged. The
+    order of the words within a block does not matter: kernels reorder them. Computing it takes one pass over the
+    weights' memory.
 
     Args:
         weights: names and tensors.

@@ -257,7 +257,7 @@ def decode_column(value: Any, type_codes: str) -> Any:
     if isinstance(value, dict):
         numbers: array[Any] = array(_ARRAYS[value["dtype"]], base64.b64decode(value["base64"], validate=True))
         if (numbers.typecode in "fd") != (type_codes == FLOATS):
-            raise ValueError(f"a column of {value['dtype']}")
+            raise ValueError(f"a column has dtype {value['dtype']}")
         if sys.byteorder == "big":
             numbers.byteswap()
         return packed(numbers)

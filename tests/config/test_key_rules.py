@@ -128,12 +128,12 @@ def test_the_error_has_the_place_where_the_key_was_set(write: Write, minimal: st
 @pytest.mark.parametrize(
     ("value", "backbone", "notice"),
     [
-        ("vllm", "local", "astuner.rollout.name: vllm is set aside: local runs its engine in process"),
-        ("sglang", "local", "astuner.rollout.name: sglang is set aside: local runs its engine in process"),
+        ("vllm", "local", "astuner.rollout.name: vllm is ignored: local runs its engine in process"),
+        ("sglang", "local", "astuner.rollout.name: sglang is ignored: local runs its engine in process"),
         (
             "sglang",
             "debug",
-            "astuner.rollout.name: sglang is set aside: debug samples in process or, with vllm, from a",
+            "astuner.rollout.name: sglang is ignored: debug samples in process or, with vllm, from a",
         ),
         ("vllm", "trinity", "no effect where a Tinker server samples and trains, as for trinity "),
         ("embedded", "trinity", "no effect where a Tinker server samples and trains, as for trinity "),
@@ -157,7 +157,7 @@ def test_the_embedded_engine_is_set_aside_by_trinity_on_gpus(
     install_gpus(2)
     loaded = load_config(write(f"{minimal}    name: embedded\n"), backbone="trinity")
     (about,) = [text for text in loaded.notices if "rollout.name" in text]
-    assert about == "astuner.rollout.name: embedded is set aside: trinity samples from vLLM or from a Tinker server"
+    assert about == "astuner.rollout.name: embedded is ignored: trinity samples from vLLM or from a Tinker server"
 
 
 @pytest.mark.parametrize(

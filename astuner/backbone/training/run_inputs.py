@@ -236,7 +236,7 @@ def call_settings(config: AstunerConfig, *, validation: bool) -> CallSettings:
 
 
 def context_notice(config: AstunerConfig, run_inputs: RunInputs) -> str | None:
-    """Return that the sequences of a run are limited by the model; a model server has its own limit."""
+    """Return a notice if the model's context is shorter than rollout.max_model_len; None with debug.base_url."""
     if config.backbone == "debug" and config.debug.base_url:
         return None
     return shortened_context(run_inputs.model_path, config.rollout.max_model_len)

@@ -93,9 +93,9 @@ class VerlBackbone(SessionBackbone):
             check_not_connected()
             compose_verl_config(config, facts)
         if facts.rollout_engine == "embedded" and run.rollout.name == "vllm":
-            logger.warning("rollout.name: vllm is set aside: vLLM is not installed here, and verl samples without it")
+            logger.warning("rollout.name: vllm is ignored: vLLM is not installed here, and verl samples without it")
         if facts.rollout_engine == "vllm" and run.rollout.name == "embedded":
-            logger.warning("rollout.name: embedded is set aside: verl samples from vLLM on GPUs")
+            logger.warning("rollout.name: embedded is ignored: verl samples from vLLM on GPUs")
 
     def preflight(self, preflight_context: PreflightContext) -> None:
         """Check that verl and its engine support the configuration, and that Ray is reachable."""

@@ -157,7 +157,7 @@ class KeptRow(BaseModel):
 
 
 def tasks_fault(answer: GeneratedTasks) -> str | None:
-    """Return the problem of generated tasks, or None."""
+    """Return what is wrong with generated tasks, or None."""
     if not answer.tasks:
         return "tasks is empty"
     if any(not task.question.strip() or not task.answer.strip() for task in answer.tasks):
