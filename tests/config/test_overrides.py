@@ -90,7 +90,6 @@ def test_overrides_resolve_references(write: Write, minimal: str) -> None:
         ("astuner.trainer_common.logger={}", r"astuner.trainer_common.logger is \{\}; expected a list of console"),
         ("astuner.services=[a]", r"astuner.services is \['a'\]; expected a mapping$"),
         ("astuner.trainer_common.optim.betas=[]", r"optim.betas is \[\]; expected a list of 2 items$"),
-        ("+astuner.rollout.num_repeat=4", "adds a key that astuner has already; write astuner.rollout.num_repeat=4"),
         ("~verl.trainer", "Could not delete from config. 'verl.trainer' does not exist."),
         ("hydra.run.dir=x", "hydra.run.dir has no effect; remove it"),
         ("astuner.model.path=${oc.env:ASTUNER_NOT_SET}", "Environment variable 'ASTUNER_NOT_SET' not found"),
