@@ -53,6 +53,14 @@ def _nothing_remains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     subprocess.run([sys.executable, "-c", "bytearray(100 << 20)"], check=True)
 
 
+def test_a_program_prints_the_same_each_time() -> None:
+    """Also where it names its folder, because the next call of the model depends on the text."""
+    first, second = (asyncio.run(run("import os; print(os.getcwd(), flush=True); 1 / 0")) for _ in range(2))
+    assert first == second
+    assert first[1] == "/tmp/sandbox\n"
+    assert 'File "/tmp/sandbox/program.py", line 1' in first[2]
+
+
 @pytest.mark.parametrize(
     ("code", "expected"),
     [

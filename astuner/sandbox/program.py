@@ -38,6 +38,7 @@ _MISSING = {
     "network": "the code can use the network (needs Linux with seccomp)",
     "processes": "the code sees other processes and its disk space is not limited (needs user namespaces)",
 }
+_SHOWN_FOLDER = "/tmp/sandbox"
 _MEMORY_POLL_SECONDS = 0.1
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
@@ -130,7 +131,7 @@ async def run_program(
         files: texts that are written to the working directory, by relative path.
         env: environment variables, in addition to those of the sandbox.
         root: the file system of the program. Without it, the program works in an empty folder, which is removed
-            afterwards, and sees the paths of the host.
+            afterwards, and sees the paths of the host. The result names this folder `/tmp/sandbox`.
 
     Raises:
         SandboxError: the system cannot make the file system of the program.
@@ -175,7 +176,9 @@ async def run_program(
         reported: dict[str, Any] = {}
         for line in report:
             reported |= ast.literal_eval(line.decode())
-    return _result(reported, output.text(1), output.text(2), ended_by, timeout, limits)
+    # The name of the folder is random, and an agent that sees it would not play the same episode again.
+    stdout, stderr = (output.text(fd).replace(folder, _SHOWN_FOLDER) for fd in (1, 2))
+    return _result(reported, stdout, stderr, ended_by, timeout, limits)
 
 
 def _result(
