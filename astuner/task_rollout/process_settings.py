@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import pathlib
+import pickle
 import random
 import re
 import resource
@@ -40,9 +41,11 @@ T = TypeVar("T")
 Reader = Callable[[], Any]
 
 _MODULES: tuple[ModuleType | type, ...] = (
-    builtins, io, json, json.encoder, json.decoder, os, os.path, pathlib.Path, random, select, shutil, socket,
-    subprocess, tempfile, threading, time,
+    asyncio, builtins, io, json, json.encoder, json.decoder, os, os.path, pathlib.Path, pickle, random,
+    select, shutil, socket, subprocess, tempfile, threading, time,
 )  # fmt: skip
+_LIBRARIES = ("numpy", "orjson")
+"""Libraries of astuner whose functions agents replace, for example to simulate an error."""
 _HOOKS = ("excepthook", "unraisablehook", "displayhook", "tracebacklimit")
 _STREAMS = ("stdin", "stdout", "stderr")
 _SIGNALS = tuple(
@@ -207,7 +210,8 @@ def _file_id(fd: int) -> tuple[int, int] | None:
 
 def _readers() -> dict[str, Reader]:
     readers: dict[str, Reader] = {}
-    for owner in _MODULES:
+    libraries = [sys.modules[name] for name in _LIBRARIES if name in sys.modules]
+    for owner in (*_MODULES, *libraries):
         name = f"class pathlib.{owner.__name__}" if isinstance(owner, type) else f"module {owner.__name__}"
         readers[name] = _attributes(owner)
     start_method = multiprocessing.get_all_start_methods()[0]  # its first use selects the default method

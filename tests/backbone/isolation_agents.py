@@ -83,6 +83,12 @@ def change_process() -> None:
     os.close(1)
 
 
+def replace_functions_of_astuner() -> None:
+    from astuner.backbone.episode_workers import process
+
+    process.to_jsonable = None  # type: ignore[assignment]
+
+
 HARM: dict[str, Callable[[], object]] = {
     "exit": lambda: os._exit(7),
     "exit in a thread": lambda: threading.Thread(target=os._exit, args=(9,)).start() or time.sleep(600),  # type: ignore[func-returns-value]
@@ -98,6 +104,7 @@ HARM: dict[str, Callable[[], object]] = {
     "exit with child": exit_with_child,
     "close": close_everything,
     "change": change_process,
+    "replace": replace_functions_of_astuner,
     "sleep": lambda: time.sleep(600),
 }
 

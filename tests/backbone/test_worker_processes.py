@@ -86,6 +86,7 @@ def by_question(episodes: list[Episode]) -> dict[str, Episode]:
         ("kill group", "signal 9 (SIGKILL"),
         ("exit with child", "exited with code 3"),
         ("close", "closed its connection"),
+        ("replace", "failed in astuner: TypeError: 'NoneType' object is not callable; it is replaced"),
     ],
 )
 def test_a_process_that_ends_fails_its_episode_only(rollout_of: Callable[..., TaskRollout], harm: str, expected: str):
@@ -95,7 +96,7 @@ def test_a_process_that_ends_fails_its_episode_only(rollout_of: Callable[..., Ta
     assert failed.error is not None
     assert expected in failed.error
     assert "episode worker" in failed.error
-    assert len(failed.calls) == 1
+    assert len(failed.calls) in (1, 2)
     assert {episode.status for episode in episodes.values()} == {"ok"}
 
 

@@ -142,7 +142,7 @@ class WorkerHandle:
     ) -> Episode:
         """Run one episode. If the process ends, or `deadline` seconds have passed, the episode is `failed`.
 
-        BackboneError: astuner failed. DebuggerQuit: the user quit the debugger.
+        DebuggerQuit: the user quit the debugger.
         """
         started = timestamp()
         self._engine, self._calls = engine, []
@@ -206,7 +206,8 @@ class WorkerHandle:
             return ended.episodes
         if ended.error is None:
             raise DebuggerQuit
-        raise BackboneError(f"{self.name} failed: {ended.error}")
+        self.kill()  # the episode may have replaced what astuner uses, such as functions of a library
+        return _Lost("worker", f"{self.name}, which {did}, failed in astuner: {ended.error}; it is replaced", None)
 
     async def _until_ended(self, episode_id: str | None) -> EpisodesEnded:
         while True:
