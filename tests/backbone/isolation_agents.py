@@ -86,7 +86,7 @@ def change_process() -> None:
 def replace_functions_of_astuner() -> None:
     from astuner.backbone.episode_workers import process
 
-    process.to_jsonable = None  # type: ignore[assignment]
+    vars(process)["to_jsonable"] = None
 
 
 HARM: dict[str, Callable[[], object]] = {
