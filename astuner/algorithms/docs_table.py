@@ -36,6 +36,8 @@ def _rows() -> Iterator[tuple[str, ...]]:
     for name, spec in ALGORITHMS.items():
         rule = spec.reinforcement
         papers = re.findall(r"arXiv:(\d+\.\d+)", spec.citation)
+        if not papers:
+            raise ValueError(f"{name} in astuner/config/algorithms.py cites no paper; write arXiv:NUMBER")
         yield (
             f"`{name}`",
             "–" if rule is None else rule.advantage.formula,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -32,6 +33,12 @@ def test_the_table_in_the_documentation_is_up_to_date() -> None:
     """If this fails, run `make generated`."""
     page = (Path(__file__).parents[2] / "docs/en/algorithms.md").read_text(encoding="utf-8")
     assert page == with_generated_parts(page, PARTS)
+
+
+def test_an_algorithm_without_a_paper_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, "mine", replace(ALGORITHMS["grpo"], citation="My own idea."))  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"mine in astuner/config/algorithms\.py cites no paper; write arXiv:NUMBER"):
+        PARTS["algorithms"]()
 
 
 @pytest.mark.parametrize(
