@@ -151,5 +151,5 @@ def published_objective(name: str, answers: list[Answer], logprobs: list[list[Te
                 * mean_of_tokens
             )
         else:
-            raise AssertionError(name)
+            raise AssertionError(f"{name} is new; add its formulas to published_advantage and published_objective")
     return total
