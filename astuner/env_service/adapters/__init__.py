@@ -1,1 +1,1 @@
-"""Environments of other packages: one module for each family, with `create(name, params)` and `names()`."""
+"""Environments of other packages: one module for each family, with `create(name, **params)` and `names()`."""
