@@ -186,7 +186,7 @@ def _arrow_hint(path: str) -> str:
     module, separator, name = path.strip().rpartition(":" if ":" in path else ".")
     if separator and name.isidentifier() and name != "py" and module.replace(".", "").replace("/", "").isidentifier():
         return f"did you mean `{module}->{name}`?"
-    return "for example `astuner.task_judge.math_answer_as_judge->MathAnswerAsJudge`"
+    return "for example `agent->Agent` for class Agent in agent.py"
 
 
 def _load_module(path: str, dotted: str, name: str, folders: list[Path]) -> ModuleType:

@@ -212,6 +212,11 @@ def test_a_malformed_path_names_the_form(path: str) -> None:
         load_class(path, object)
 
 
+def test_a_bare_word_shows_a_path_of_a_class_and_its_file() -> None:
+    with pytest.raises(PluginError, match=r"for example `agent->Agent` for class Agent in agent\.py"):
+        load_class("environment", object)
+
+
 def test_a_malformed_module_name() -> None:
     with pytest.raises(PluginError, match=r"'\.\.up' is not a module name"):
         load_class("..up->W", object)
