@@ -36,10 +36,10 @@ def test_free_form_keys_know_what_is_below_them() -> None:
 
 
 def test_keys_below_a_section() -> None:
-    assert {dotted(key) for key in schema().below(parts("astuner.trainer_common.fsdp_config"))} == {
-        "astuner.trainer_common.fsdp_config.param_offload",
-        "astuner.trainer_common.fsdp_config.optimizer_offload",
-    }
+    section = "astuner.trainer_common.fsdp_config"
+    below = {dotted(key) for key in schema().below(parts(section))}
+    assert {f"{section}.param_offload", f"{section}.optimizer_offload"} <= below
+    assert below == {name for name in map(dotted, schema().keys) if name.startswith(f"{section}.")}
 
 
 @pytest.mark.parametrize(
