@@ -136,12 +136,11 @@ async def run_program(
     Raises:
         SandboxError: the system cannot make the file system of the program.
     """
-    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]  # also above prefixes
     job: dict[str, Any] = {
         "arguments": list(arguments),
         "files": dict(files or {}),
         "root": None if root is None else asdict(root),
-        "readable": [*_READABLE, *sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, *packages})],
+        "readable": _readable(),
         "limits": asdict(limits) | {"cpu_seconds": min(limits.cpu_seconds, math.ceil(max(timeout, 0)) + 1)},
     }
     folder = tempfile.mkdtemp(prefix="astuner-sandbox-")
@@ -176,9 +175,19 @@ async def run_program(
         reported: dict[str, Any] = {}
         for line in report:
             reported |= ast.literal_eval(line.decode())
-    # The name of the folder is random, and an agent that sees it would not play the same episode again.
-    stdout, stderr = (output.text(fd).replace(folder, _SHOWN_FOLDER) for fd in (1, 2))
+    stdout, stderr = (_shown(output.text(fd), folder) for fd in (1, 2))
     return _result(reported, stdout, stderr, ended_by, timeout, limits)
+
+
+def _readable() -> list[str]:
+    """Return the paths of the host that a program may read."""
+    packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]  # also above prefixes
+    return [*_READABLE, *sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, *packages})]
+
+
+def _shown(text: str, folder: str) -> str:
+    """Replace a random folder, which would change the next answer of an agent that sees it."""
+    return text.replace(folder, _SHOWN_FOLDER)
 
 
 def _result(
