@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from astuner.analysis.rescore.comparison import (
     compare,
     mean,
     reward_correlation,
-    with_held_out,
 )
 from astuner.analysis.rescore.judging import JudgedEpisode, has_output, judge_episodes
 from astuner.config.data import TaskJudgeConfig
@@ -105,7 +104,9 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
     if asked and len(unscored) == len(asked):
         raise JudgeError(f"{options.judges[0]} scored none of {len(asked)} episodes: {unscored[0].error}")
     if len(judges) > 1:
-        rows = with_held_out(rows, _judge(folder, entries, judges[1], timeout, options.jobs)[0])
+        held_out, _ = _judge(folder, entries, judges[1], timeout, options.jobs)
+        rewards = {each.entry.path: each.after.reward for each in held_out}
+        rows = [replace(row, held_out_reward=rewards.get(row.path)) for row in rows]
     result = Rescore(
         run=str(folder.absolute()),
         judge=options.judges[0],

@@ -10,7 +10,7 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -170,12 +170,6 @@ def _differ(before: _Advantages, after: _Advantages) -> bool:
         if not all(math.isclose(*pair, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE) for pair in pairs):
             return True
     return False
-
-
-def with_held_out(rows: Sequence[RescoredEpisode], held_out: Sequence[JudgedEpisode]) -> list[RescoredEpisode]:
-    """Return the episodes with the rewards of the held-out judge."""
-    rewards = {each.entry.path: each.after.reward for each in held_out}
-    return [replace(row, held_out_reward=rewards.get(row.path)) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)
