@@ -8,7 +8,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,14 @@ from loguru import logger
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.analysis.rescore.comparison import (
     RewardPair,
     audit_rewards,
     compare,
     mean,
     reward_correlation,
-    with_held_out,
 )
 from astuner.analysis.rescore.judging import JudgedEpisode, has_output, judge_episodes
 from astuner.config.data import TaskJudgeConfig
@@ -39,7 +37,6 @@ from astuner.run_record.recorded_run import find_run
 from astuner.run_record.rescores import (
     Rescore,
     RescoredEpisode,
-    RescoredStep,
     RewardAudit,
     create_rescore_folder,
     write_rescore,
@@ -107,7 +104,9 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
     if asked and len(unscored) == len(asked):
         raise JudgeError(f"{options.judges[0]} scored none of {len(asked)} episodes: {unscored[0].error}")
     if len(judges) > 1:
-        rows = with_held_out(rows, _judge(folder, entries, judges[1], timeout, options.jobs)[0])
+        held_out, _ = _judge(folder, entries, judges[1], timeout, options.jobs)
+        rewards = {each.entry.path: each.after.reward for each in held_out}
+        rows = [replace(row, held_out_reward=rewards.get(row.path)) for row in rows]
     result = Rescore(
         run=str(folder.absolute()),
         judge=options.judges[0],
@@ -243,19 +242,11 @@ def print_rescore(console: Console, rescore: Rescore, folder: Path) -> None:
     )
     console.print(facts)
     console.print()
-    console.print(_steps_table(rescore.steps))
-    if rescore.audit is not None:
-        _print_audit(console, rescore.audit)
-    console.print()
-    console.print(f"written to {escape(str(folder))}; astuner view shows it", soft_wrap=True)
-
-
-def _steps_table(steps: Sequence[RescoredStep]) -> Table:
-    """Return a table with one row per step, or per range of steps for a long run."""
+    # One row per step, or per range of steps for a long run.
     table = plain_table("step", "episodes", "reward", "new", "changed", "flips", "tau", "similarity", "gradient")
-    size = math.ceil(len(steps) / _MAX_ROWS)
-    for first in range(0, len(steps), size):
-        part = steps[first : first + size]
+    size = math.ceil(len(rescore.steps) / _MAX_ROWS)
+    for first in range(0, len(rescore.steps), size):
+        part = rescore.steps[first : first + size]
         differing = sum(step.gradient_differs for step in part)
         table.add_row(
             str(part[0].step) if len(part) == 1 else f"{part[0].step}–{part[-1].step}",
@@ -268,7 +259,11 @@ def _steps_table(steps: Sequence[RescoredStep]) -> Table:
             _number(mean([step.similarity for step in part])),
             ("differs" if differing else "same") if len(part) == 1 else f"{differing} differ",
         )
-    return table
+    console.print(table)
+    if rescore.audit is not None:
+        _print_audit(console, rescore.audit)
+    console.print()
+    console.print(f"written to {escape(str(folder))}; astuner view shows it", soft_wrap=True)
 
 
 def _print_audit(console: Console, audit: RewardAudit) -> None:

@@ -10,13 +10,13 @@ import itertools
 import math
 import operator
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from astuner.algorithms import Algorithm
 from astuner.algorithms.credit_assignment import step_advantages
+from astuner.algorithms.registry import Algorithm
 from astuner.analysis.rescore.judging import JudgedEpisode
 from astuner.config.root import AstunerConfig
 from astuner.run_record.rescores import Disagreement, DivergingStep, RescoredEpisode, RescoredStep, RewardAudit
@@ -170,12 +170,6 @@ def _differ(before: _Advantages, after: _Advantages) -> bool:
         if not all(math.isclose(*pair, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE) for pair in pairs):
             return True
     return False
-
-
-def with_held_out(rows: Sequence[RescoredEpisode], held_out: Sequence[JudgedEpisode]) -> list[RescoredEpisode]:
-    """Return the episodes with the rewards of the held-out judge."""
-    rewards = {each.entry.path: each.after.reward for each in held_out}
-    return [replace(row, held_out_reward=rewards.get(row.path)) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,10 +24,11 @@ from astuner.backbone.training.episode_placement import preloaded
 from astuner.debugging.breakpoints import is_debugged
 from astuner.errors import BackboneError, EpisodeTimeout
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, WorkflowTask
 from astuner.system.loop_thread import LoopThread
-from astuner.task_rollout import RunningReport
+from astuner.task_rollout.active_episodes import RunningReport
 
 # Seconds after the timeouts of an episode until it counts as blocked.
 _GRACE_SECONDS = 5.0
@@ -190,7 +191,14 @@ class WorkerProcessPool:
                 return worker
             worker.close()
         while True:
-            server = await self._running_server()
+            if self._server is not None and self._server.has_ended:
+                logger.warning("the process that starts the episode workers has ended; it is started again")
+                self._server.close()
+                self._server = None
+                self._replies = None
+            self._server = self._server or ForkServer(self._job, self._codec)
+            self._replies = self._replies or asyncio.ensure_future(self._server.read_replies())
+            server = self._server
             self._count += 1
             try:
                 return await WorkerHandle.start(server, self._count)
@@ -198,16 +206,6 @@ class WorkerProcessPool:
                 # An episode may have killed it. A process that never started a worker would fail again.
                 if not server.has_started_workers:
                     raise
-
-    async def _running_server(self) -> ForkServer:
-        if self._server is not None and self._server.has_ended:
-            logger.warning("the process that starts the episode workers has ended; it is started again")
-            self._server.close()
-            self._server = None
-            self._replies = None
-        self._server = self._server or ForkServer(self._job, self._codec)
-        self._replies = self._replies or asyncio.ensure_future(self._server.read_replies())
-        return self._server
 
 
 @contextlib.contextmanager

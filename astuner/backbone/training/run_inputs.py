@@ -18,7 +18,8 @@ from astuner.doors import through_door
 from astuner.env_service.addresses import EnvServiceAddress, service_address
 from astuner.errors import AstunerError, ConfigError, ModelError, did_you_mean
 from astuner.llm_engine.context_length import check_context_length, shortened_context
-from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, load_tokenizer
+from astuner.model_tuner.chat_options import SAMPLING_PARAMETERS, CallSettings
+from astuner.model_tuner.codec import ChatCodec, load_tokenizer
 from astuner.plugin import load_function, raised_at, reject_missing
 from astuner.run_record.findings import RunFinding
 from astuner.schema import TaskSet
@@ -26,11 +27,11 @@ from astuner.system.redaction.output import redacted_output
 from astuner.task_judge.judge_base import judge_paths
 from astuner.task_reader import read_tasks
 from astuner.task_reader.dataset_file import check_files
-from astuner.task_rollout import EpisodeExecutor
+from astuner.task_rollout.rollout import EpisodeExecutor
 
 if TYPE_CHECKING:
     from astuner.diagnostics.monitor import Monitor
-    from astuner.task_judge.rubrics_auto_grader import Rubrics
+    from astuner.task_judge.rubrics_auto_grader.grader import Rubrics
 
 _RECORDS = "launcher_record"
 
@@ -106,17 +107,6 @@ def load_run_inputs(
     return RunInputs(tasks, path, tokenizer, codec, search, env_services, rubrics, teacher_path)
 
 
-def check_tasks_named(reader: TaskReaderConfig, origins: Mapping[KeyPath, str]) -> None:
-    """Raise ConfigError if only defaults, which fit few workflows, name the tasks."""
-    if reader == TaskReaderConfig() and not any(path[:2] == ("astuner", "task_reader") for path in origins):
-        raise ConfigError(
-            "the configuration names no tasks; add the section task_reader under `astuner:`, for example\n"
-            "  task_reader: {type: dataset_file, dataset_file: {training: {file_path: tasks.jsonl}}}\n"
-            "or, for a workflow that makes a task from a seed,\n"
-            "  task_reader: {type: seeds, count: 64}"
-        )
-
-
 def check_references(
     config: AstunerConfig, config_dir: Path, origins: Mapping[KeyPath, str], model: str | None = None
 ) -> None:
@@ -128,7 +118,14 @@ def check_references(
         ConfigError: no tasks are named.
         PluginError, TaskDataError, ModelError: one does not exist.
     """
-    check_tasks_named(config.task_reader, origins)
+    # Only defaults, which fit few workflows, name the tasks.
+    if config.task_reader == TaskReaderConfig() and not any(path[:2] == ("astuner", "task_reader") for path in origins):
+        raise ConfigError(
+            "the configuration names no tasks; add the section task_reader under `astuner:`, for example\n"
+            "  task_reader: {type: dataset_file, dataset_file: {training: {file_path: tasks.jsonl}}}\n"
+            "or, for a workflow that makes a task from a seed,\n"
+            "  task_reader: {type: seeds, count: 64}"
+        )
     search = (Path.cwd(), config_dir.absolute())
     reader = config.task_reader
     paths = [path for path in (reader.type, *(part.type for part in reader.mixture)) if "->" in path]

@@ -24,8 +24,9 @@ from astuner.backbone.verl.rollout_engine import VerlEngine
 from astuner.debugging.breakpoints import add_reached_tags, is_debugged
 from astuner.errors import AstunerError, BackboneError, first_line
 from astuner.schema import Episode
-from astuner.system.redaction import learn_secrets
-from astuner.task_rollout import ActiveEpisodes, BatchRequest, OnEpisode, RunningReport
+from astuner.system.redaction.redactor import learn_secrets
+from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
+from astuner.task_rollout.rollout import BatchRequest, OnEpisode
 
 _CORES_PER_HOST = 8
 _START_SECONDS = 600.0
@@ -89,7 +90,15 @@ class EpisodeHosts:
     def start(self) -> None:
         """Start the hosts; raise AstunerError if one cannot load the agent, or does not start."""
         total = self.job.config.rollout.max_env_worker
-        self._node_ids = _nodes_of_hosts()[:total]
+        # A host is a single Python process, which passes on the LLM calls of about eight cores of workers.
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+        # On a CPU, a Ray of one node declares more cores than there are.
+        cores = [_available_cores()] if len(nodes) == 1 else [node["Resources"]["CPU"] for node in nodes]
+        counts = [max(int(number) // _CORES_PER_HOST, 1) for number in cores]
+        rounds = range(max(counts))
+        self._node_ids = [
+            node["NodeID"] for n in rounds for node, count in zip(nodes, counts, strict=True) if n < count
+        ][:total]
         count = len(self._node_ids)
         self._env_workers = [total // count + (index < total % count) for index in range(count)]
         self._actors = [self._start_actor(index) for index in range(count)]
@@ -230,19 +239,6 @@ class EpisodeHosts:
                 failure = error
         assert failure is not None
         raise BackboneError(f"no episode host could be started in place of a lost one: {first_line(failure)}")
-
-
-def _nodes_of_hosts() -> list[str]:
-    """Return one node id per host, in rounds over the nodes.
-
-    A host is a single Python process, which forwards LLM calls for the workers on about eight cores.
-    """
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-    # On a CPU, a Ray of one node declares more cores than there are.
-    cores = [_available_cores()] if len(nodes) == 1 else [node["Resources"]["CPU"] for node in nodes]
-    counts = [max(int(number) // _CORES_PER_HOST, 1) for number in cores]
-    rounds = range(max(counts))
-    return [node["NodeID"] for n in rounds for node, count in zip(nodes, counts, strict=True) if n < count]
 
 
 def _available_cores() -> float:
