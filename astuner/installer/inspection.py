@@ -71,14 +71,6 @@ def unmet(
     return missing
 
 
-def version_here(package: str) -> str | None:
-    """Return the version of a package in this interpreter, None if it is not installed; does not import it."""
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 class Inspection(BaseModel):
     """Result of inspecting an environment.
 

