@@ -10,15 +10,13 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError, SandboxError, UnscoredError, short_repr, shorten
 from astuner.sandbox import SandboxLimits, SandboxResult, run_program
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge, answer_text, of_task, task_value
-
-if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
 
 _FENCED = re.compile(r"```([^\n`]*)\n(.*?)(?:```|\Z)", re.DOTALL)
 _FOLDER = Path(__file__).parent / "code_tests"

@@ -6,15 +6,13 @@ import asyncio
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
+from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError, PluginError, UnscoredError, short_repr
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge, make_judge
 from astuner.task_judge.scoring import judgement_of
-
-if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
 
 
 class WeightedJudge(BaseJudge):

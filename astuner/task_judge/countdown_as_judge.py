@@ -8,15 +8,13 @@ import re
 from collections import Counter
 from collections.abc import Callable
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError, short_repr
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge, answer_text, of_task, task_value
 from astuner.task_judge.math_text import last_boxed
-
-if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
 
 _MAX_CHARACTERS = 300
 _ANSWER = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge, answer_text, as_text, of_task, task_value
-
-if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
 
 
 class ExactAnswerAsJudge(BaseJudge):

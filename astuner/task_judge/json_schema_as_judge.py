@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
+from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError, shorten
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge, answer_text, of_task, task_value
-
-if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
 
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 

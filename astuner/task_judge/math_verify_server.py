@@ -39,23 +39,19 @@ def main() -> None:
     while True:
         child = os.fork()
         if child == 0:
-            _serve(replies)
+            for line in iter(sys.stdin.buffer.readline, b""):
+                request = json.loads(line)
+                os.write(replies, f"begin {request['number']}\n".encode())
+                # The signal has no handler, so it ends the process even within a long operation.
+                signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+                same = is_same(request["gold"], request["answer"])
+                signal.setitimer(signal.ITIMER_PROF, 0)
+                os.write(replies, f"{'same' if same else 'different'} {request['number']}\n".encode())
             os._exit(0)
         code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if code == 0:
             return
         os.write(replies, f"died {code}\n".encode())
-
-
-def _serve(replies: int) -> None:
-    for line in iter(sys.stdin.buffer.readline, b""):
-        request = json.loads(line)
-        os.write(replies, f"begin {request['number']}\n".encode())
-        # The signal has no handler, so it ends the process even within a long operation.
-        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-        same = is_same(request["gold"], request["answer"])
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        os.write(replies, f"{'same' if same else 'different'} {request['number']}\n".encode())
 
 
 def is_same(gold: Sequence[str], answer: Sequence[str]) -> bool:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
+from astuner.config.data import TaskJudgeConfig
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge, answer_text
-
-if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
 
 
 class RegexAsJudge(BaseJudge):

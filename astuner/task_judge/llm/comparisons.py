@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import BaseModel
 
+from astuner.config.data import TaskJudgeConfig
 from astuner.errors import ConfigError
 from astuner.helper_llm.client import LlmAnswer, NoAnswer
 from astuner.helper_llm.usage import LlmUsage
@@ -21,9 +22,6 @@ from astuner.task_judge.llm.llm_judge import (
 )
 from astuner.task_judge.llm.prompts import fenced_prompt
 from astuner.task_judge.llm.rubric_judge import DEFAULT_RUBRIC, RubricJudge
-
-if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
 
 _POINTS = {"first": 1.0, "tie": 0.5, "second": 0.0}
 

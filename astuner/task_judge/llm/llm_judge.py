@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel
 
+from astuner.config.data import TaskJudgeConfig
 from astuner.helper_llm.client import LlmAnswer, LlmClient, NoAnswer
 from astuner.helper_llm.usage import LlmUsage
 from astuner.schema import Judgement, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_judge.llm.prompts import FencedPrompt
-
-if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
 
 Answer = TypeVar("Answer", bound=BaseModel)
 NO_ANSWER = "llm_no_answer"

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
+from astuner.config.data import TaskJudgeConfig
 from astuner.errors import ConfigError
 from astuner.helper_llm.client import LlmClient, NoAnswer
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import answer_text
 from astuner.task_judge.llm.llm_judge import LlmJudge, question_of, undecided, unscored
 from astuner.task_judge.llm.prompts import FencedPrompt, Language, fenced_prompt
-
-if TYPE_CHECKING:
-    from astuner.config.data import TaskJudgeConfig
 
 DEFAULT_RUBRIC = "The answer is correct, complete, relevant to the question, and clearly written."
 _SCORE = "score"

@@ -6,19 +6,17 @@ import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from astuner.config.data import RubricsConfig, TaskJudgeConfig
 from astuner.errors import ConfigError, ServiceError, TaskDataError, field_problems, first_line
 from astuner.helper_llm.client import LlmClient
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.llm.comparisons import GroupRankingJudge
 from astuner.task_judge.llm.rubric_judge import RubricJudge
-
-if TYPE_CHECKING:
-    from astuner.config.data import RubricsConfig, TaskJudgeConfig
 
 
 class Rubrics(BaseModel):

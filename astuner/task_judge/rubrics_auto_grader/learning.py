@@ -14,12 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock
 from loguru import logger
 from pydantic import BaseModel, Field
 
+from astuner.config.data import RubricsConfig, TaskJudgeConfig
 from astuner.errors import JudgeError, TaskDataError, shorten
 from astuner.helper_llm.cache import default_cache_folder
 from astuner.helper_llm.client import LlmClient, NoAnswer
@@ -32,9 +33,6 @@ from astuner.task_judge.rubrics_auto_grader.grader import (
     grading_client,
     make_grader,
 )
-
-if TYPE_CHECKING:
-    from astuner.config.data import RubricsConfig, TaskJudgeConfig
 
 _SMART_BATCH = 4
 _MAX_MISTAKES = 6
@@ -334,7 +332,15 @@ def _sample(task: Task, tasks: Sequence[Task], config: RubricsConfig) -> Referen
         answers[reference] = config.max_score
     candidate = _text(row, config.answer_field)
     if candidate and config.score_field in row:
-        answers.setdefault(candidate, _score(row, task, config))
+        value = row[config.score_field]
+        value = value.item() if hasattr(value, "item") else value
+        in_range = isinstance(value, int | float) and config.min_score <= value <= config.max_score
+        if isinstance(value, bool) or not in_range:
+            raise TaskDataError(
+                f"reference sample {shorten(task.task_id)} has {config.score_field} {value!r}; expected a number from "
+                f"min_score {config.min_score:g} to max_score {config.max_score:g}"
+            )
+        answers.setdefault(candidate, float(value))
     if not answers:
         keys = ", ".join(sorted(map(str, row))) or "none"
         raise TaskDataError(
@@ -350,18 +356,6 @@ def _sample(task: Task, tasks: Sequence[Task], config: RubricsConfig) -> Referen
             answers[wrong] = config.min_score
     question = _text(row, config.query_field) or task.main_query
     return ReferenceSample(question, tuple(sorted(answers.items(), key=lambda answer: -answer[1])))
-
-
-def _score(row: Mapping[str, Any], task: Task, config: RubricsConfig) -> float:
-    value = row[config.score_field]
-    value = value.item() if hasattr(value, "item") else value
-    in_range = isinstance(value, int | float) and config.min_score <= value <= config.max_score
-    if isinstance(value, bool) or not in_range:
-        raise TaskDataError(
-            f"reference sample {shorten(task.task_id)} has {config.score_field} {value!r}; expected a number from "
-            f"min_score {config.min_score:g} to max_score {config.max_score:g}"
-        )
-    return float(value)
 
 
 def _text(row: Mapping[str, Any], field: str) -> str:
