@@ -66,7 +66,19 @@ class ConsoleLogger(MetricLogger):
         to_file = logger.bind(**FILE_ONLY)
         to_file.info("step {} · {}", step, " · ".join(values))
         if "episodes/total" in metrics:
-            to_file.info("{}", _episodes_line(step, metrics))
+            # For example: step 3: 64 episodes (2 failed), 128 calls → 64 samples, 15,360 → 9,216 distinct → 4,096
+            # trained tokens (saving 1.7×), forks: 3 tools_changed
+            lost = [f"{number:.0f} {name}" for name in ("failed", "dropped") if (number := metrics[f"episodes/{name}"])]
+            suffix = f" ({', '.join(lost)})" if lost else ""
+            line = (
+                f"step {step}: {counted(metrics['episodes/total'], 'episode')}{suffix}, "
+                f"{counted(metrics['calls/total'], 'call')} → {counted(metrics['samples/total'], 'sample')}, "
+                f"{metrics['tokens/raw']:,.0f} → {metrics['tokens/distinct']:,.0f} distinct → "
+                f"{metrics['tokens/trained']:,.0f} trained tokens (saving {metrics['tokens/saving']:.1f}×)"
+            )
+            forks = [(number, name.removeprefix(_FORKS)) for name, number in metrics.items() if name.startswith(_FORKS)]
+            causes = [f"{number:.0f} {cause}" for number, cause in sorted(forks, key=lambda fork: -fork[0]) if number]
+            to_file.info("{}", (f"{line}, forks: {', '.join(causes)}" if causes else line))
 
     def expect_steps(self, total: int) -> None:
         """Take the run's number of training steps."""
@@ -123,22 +135,3 @@ def _validation_parts(metrics: Mapping[str, float]) -> list[str]:
     if "time/validation" in metrics:
         parts.append(f"{metrics['time/validation']:.1f} s")
     return parts
-
-
-def _episodes_line(step: int, metrics: Mapping[str, float]) -> str:
-    """Return a step's numbers of episodes, calls, samples, tokens and forks.
-
-    For example: step 3: 64 episodes (2 failed), 128 calls → 64 samples, 15,360 → 9,216 distinct → 4,096 trained tokens
-    (saving 1.7×), forks: 3 tools_changed
-    """
-    lost = [f"{number:.0f} {name}" for name in ("failed", "dropped") if (number := metrics[f"episodes/{name}"])]
-    suffix = f" ({', '.join(lost)})" if lost else ""
-    line = (
-        f"step {step}: {counted(metrics['episodes/total'], 'episode')}{suffix}, "
-        f"{counted(metrics['calls/total'], 'call')} → {counted(metrics['samples/total'], 'sample')}, "
-        f"{metrics['tokens/raw']:,.0f} → {metrics['tokens/distinct']:,.0f} distinct → "
-        f"{metrics['tokens/trained']:,.0f} trained tokens (saving {metrics['tokens/saving']:.1f}×)"
-    )
-    forks = [(number, name.removeprefix(_FORKS)) for name, number in metrics.items() if name.startswith(_FORKS)]
-    causes = [f"{number:.0f} {cause}" for number, cause in sorted(forks, key=lambda fork: -fork[0]) if number]
-    return f"{line}, forks: {', '.join(causes)}" if causes else line

@@ -214,22 +214,19 @@ class EpisodeStore:
         with write_errors(self._pending_file):
             self._pending_file.unlink(missing_ok=True)
         if damaged:
-            self._add_missing_lines()
+            # Add the lines of episodes whose files are there and whose lines were damaged.
+            listed = {row.get("path") for _, row in read_json_lines(self._index.path)}
+            for path in sorted((self._folder / _FOLDER).glob("*/step_*/*.json")):
+                name = path.relative_to(self._folder).as_posix()
+                if name in listed:
+                    continue
+                try:
+                    recorded = read_recorded_episode(path)
+                except RecordError as error:
+                    logger.warning("an episode is not in the index and cannot be read: {}", error)
+                    continue
+                self._index.append(encode(_entry(recorded.episode, recorded.labels, name, str), str))
         return removed
-
-    def _add_missing_lines(self) -> None:
-        """Add the lines of episodes whose files are there and whose lines were damaged."""
-        listed = {row.get("path") for _, row in read_json_lines(self._index.path)}
-        for path in sorted((self._folder / _FOLDER).glob("*/step_*/*.json")):
-            name = path.relative_to(self._folder).as_posix()
-            if name in listed:
-                continue
-            try:
-                recorded = read_recorded_episode(path)
-            except RecordError as error:
-                logger.warning("an episode is not in the index and cannot be read: {}", error)
-                continue
-            self._index.append(encode(_entry(recorded.episode, recorded.labels, name, str), str))
 
     def close(self) -> None:
         """Move the lines of a step whose update has failed to the index, without advantages, and close the index."""

@@ -14,7 +14,7 @@ from loguru import logger
 
 from astuner.errors import RecordError
 from astuner.run_record.files import write_atomically
-from astuner.run_record.metrics import MetricsRow, read_metrics
+from astuner.run_record.metrics import read_metrics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -71,7 +71,15 @@ def plot_run(folder: Path) -> list[Path]:
         RecordError: If the metrics cannot be read, or a file cannot be written.
     """
     damaged: list[RecordError] = []
-    series = _series_by_name(read_metrics(folder, damaged.append))
+    values: dict[str, dict[int, float]] = {}
+    for row in read_metrics(folder, damaged.append):
+        for name, value in row.metrics.items():
+            values.setdefault(name, {})[row.step] = math.nan if value is None else value
+    series = {
+        name: _Series(sorted(by_step), [by_step[step] for step in sorted(by_step)])
+        for name, by_step in values.items()
+        if any(map(math.isfinite, by_step.values()))
+    }
     if damaged:
         logger.warning("the plots lack {} damaged lines; the first: {}", len(damaged), damaged[0])
     written = []
@@ -82,18 +90,6 @@ def plot_run(folder: Path) -> list[Path]:
             write_atomically(path, _draw(folder.name, present, series))
             written.append(path)
     return written
-
-
-def _series_by_name(rows: Sequence[MetricsRow]) -> Mapping[str, _Series]:
-    values: dict[str, dict[int, float]] = {}
-    for row in rows:
-        for name, value in row.metrics.items():
-            values.setdefault(name, {})[row.step] = math.nan if value is None else value
-    return {
-        name: _Series(sorted(by_step), [by_step[step] for step in sorted(by_step)])
-        for name, by_step in values.items()
-        if any(map(math.isfinite, by_step.values()))
-    }
 
 
 def _draw(experiment: str, panels: Sequence[_Panel], series: Mapping[str, _Series]) -> bytes:
@@ -154,7 +150,14 @@ def _draw_line(axes: Axes, panel: _Panel, series: _Series) -> None:
         return
     axes.plot(steps, values, color=panel.colour, linewidth=0.8, alpha=0.3, label=panel.line_label)
     radius = max(2, len(steps) // 40)
-    smooth = _moving_mean(values, radius)
+    # The means of the finite values at distance up to `radius`; NaN where there is none.
+    sums = [0.0, *itertools.accumulate(value if math.isfinite(value) else 0.0 for value in values)]
+    counts = [0, *itertools.accumulate(int(math.isfinite(value)) for value in values)]
+    smooth = []
+    for index in range(len(values)):
+        low, high = max(0, index - radius), min(len(values), index + radius + 1)
+        count = counts[high] - counts[low]
+        smooth.append((sums[high] - sums[low]) / count if count else math.nan)
     axes.plot(steps, smooth, color=panel.colour, linewidth=2.0, label=f"mean over {2 * radius + 1} steps")
 
 
@@ -172,15 +175,3 @@ def _draw_validation(axes: Axes, panel: _Panel, series: _Series) -> None:
                       markeredgewidth=1.6, linestyle="none", label=f"validation {word}", zorder=4)  # fmt: skip
             labels.append(f"{word} {values[index]:.1%}" if panel.is_share else f"{word} {values[index]:.3f}")
     axes.set_title(" → ".join(labels), loc="right", y=_TITLE_Y, color=VALIDATION, fontsize=10, fontweight="bold")
-
-
-def _moving_mean(values: Sequence[float], radius: int) -> list[float]:
-    """Return the means of the finite values at distance up to `radius`; NaN where there is no finite value."""
-    sums = [0.0, *itertools.accumulate(value if math.isfinite(value) else 0.0 for value in values)]
-    counts = [0, *itertools.accumulate(int(math.isfinite(value)) for value in values)]
-    means = []
-    for index in range(len(values)):
-        low, high = max(0, index - radius), min(len(values), index + radius + 1)
-        count = counts[high] - counts[low]
-        means.append((sums[high] - sums[low]) / count if count else math.nan)
-    return means

@@ -253,7 +253,7 @@ class StepWriter:
     def begin_step(self, step: int, episodes: Sequence[tuple[Episode, TokenCounts]]) -> None:
         """Write the episodes of a step, whose update has not begun; see `RunRecord.begin_step`."""
         self.flush()  # so that no more than the episodes of one step are in memory
-        self._put(lambda: self._record.begin_step(step, episodes))
+        self.when_written(lambda: self._record.begin_step(step, episodes))
 
     def end_step(
         self,
@@ -268,11 +268,14 @@ class StepWriter:
             self._record.end_step(advantages, updates)
             self._record.log_metrics(step, metrics)
 
-        self._put(write)
+        self.when_written(write)
 
     def when_written(self, action: Callable[[], None]) -> None:
         """Call `action` in the thread of the writer as soon as all earlier steps are written."""
-        self._put(action)
+        self._raise_error()
+        started = time.perf_counter()
+        self._jobs.put(action)
+        self._waited += time.perf_counter() - started
 
     def seconds_waited(self) -> float:
         """Return the seconds for which the caller has waited for the record since the last call."""
@@ -285,12 +288,6 @@ class StepWriter:
         self._jobs.join()
         self._waited += time.perf_counter() - started
         self._raise_error()
-
-    def _put(self, job: Callable[[], None]) -> None:
-        self._raise_error()
-        started = time.perf_counter()
-        self._jobs.put(job)
-        self._waited += time.perf_counter() - started
 
     def _raise_error(self) -> None:
         if self._error is not None:

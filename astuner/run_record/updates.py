@@ -10,12 +10,12 @@ thousandth of its time to write. Records of older versions have no `entropies`.
 from __future__ import annotations
 
 import base64
-import sys
-from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import Any, TypeVar
+
+import numpy as np
 
 from astuner.errors import RecordError, short_repr
 from astuner.schema import CallSpan, Floats, Sample
@@ -50,13 +50,11 @@ def encode_update(update: SampleUpdate) -> dict[str, Any]:
 
 
 def _encode_numbers(numbers: Floats | None) -> str | None:
-    if numbers is None:
-        return None
-    return base64.b64encode(_to_little_endian(array("f", numbers)).tobytes()).decode("ascii")
+    return None if numbers is None else base64.b64encode(np.asarray(numbers, "<f4").tobytes()).decode("ascii")
 
 
 def _decode_numbers(text: str | None) -> tuple[float, ...] | None:
-    return None if text is None else tuple(_to_little_endian(array("f", base64.b64decode(text, validate=True))))
+    return None if text is None else tuple(np.frombuffer(base64.b64decode(text, validate=True), "<f4").tolist())
 
 
 def decode_update(row: Mapping[str, Any], sample: Sample) -> SampleUpdate:
@@ -122,9 +120,3 @@ def call_advantages(samples: Sequence[Sample], updates: Sequence[SampleUpdate]) 
 def span_values(values: Sequence[Value], span: CallSpan) -> Sequence[Value]:
     """Return the part of a sample's N per-token values that belongs to one call's completion."""
     return values[span.start : span.end] if span.nodes is None else [values[node] for node in span.nodes]
-
-
-def _to_little_endian(numbers: array[float]) -> array[float]:
-    if sys.byteorder == "big":
-        numbers.byteswap()
-    return numbers
