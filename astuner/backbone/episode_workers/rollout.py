@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import replace
 
-from astuner.backbone.training.episode_placement import loads_agent_elsewhere, parallel_episodes, uses_workers
+from astuner.backbone.training.episode_placement import uses_workers
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.root import AstunerConfig
 from astuner.doors import through_door
@@ -28,17 +28,17 @@ def with_episodes(config: AstunerConfig, run_inputs: RunInputs) -> Iterator[RunI
         yield run_inputs
         return
     job = through_door("episodes", "job").of(config, run_inputs)
-    if not loads_agent_elsewhere(config):
-        yield replace(run_inputs, episodes=through_door("episodes", "here")(job, run_inputs.codec))
-        return
     start = through_door("episodes", "processes")
     if uses_workers(config):
-        with start(job, parallel_episodes(config), run_inputs.codec) as workers:
+        parallel = config.debug.debug_max_parallel if config.backbone == "debug" else config.rollout.max_env_worker
+        with start(job, parallel, run_inputs.codec) as workers:
             yield replace(run_inputs, episodes=workers)
-        return
-    with start(job, 1, run_inputs.codec):
-        pass
-    yield run_inputs
+    elif config.backbone in ("verl", "trinity"):
+        with start(job, 1, run_inputs.codec):
+            pass
+        yield run_inputs
+    else:
+        yield replace(run_inputs, episodes=through_door("episodes", "here")(job, run_inputs.codec))
 
 
 def make_rollout(

@@ -41,16 +41,6 @@ def uses_workers(config: AstunerConfig) -> bool:
     return config.backbone in ("debug", "local") and not config.is_supervised and not runs_inline(config)
 
 
-def loads_agent_elsewhere(config: AstunerConfig) -> bool:
-    """Return whether only other processes load the agent."""
-    return uses_workers(config) or (config.backbone in ("verl", "trinity") and not config.is_supervised)
-
-
-def parallel_episodes(config: AstunerConfig) -> int:
-    """Return the maximum number of concurrent episodes."""
-    return config.debug.debug_max_parallel if config.backbone == "debug" else config.rollout.max_env_worker
-
-
 def preloaded(config: AstunerConfig, search: Sequence[Path]) -> list[str]:
     """Return what the files of the workflow and the judge import from installed packages (see `imported_packages`)."""
     paths = [config.rollout.agentscope_workflow or "", *judge_paths(config.task_judge)]
