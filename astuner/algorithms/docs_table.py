@@ -25,17 +25,12 @@ _HEADER = (
 )
 
 
-def backbones_of(algorithm: str) -> list[str]:
-    """Return the backbones that train with an algorithm, as the key `adv_estimator` declares them."""
-    rules = schema().keys[parts("astuner.trainer_common.algorithm.adv_estimator")].unsupported
-    missing = {backbone for rule in rules if algorithm in (rule.values or ()) for backbone in rule.by}
-    return [backbone for backbone in ("local", "verl", "trinity") if backbone not in missing]
-
-
 def _rows() -> Iterator[tuple[str, ...]]:
     for name, spec in ALGORITHMS.items():
         rule = spec.reinforcement
         papers = re.findall(r"arXiv:(\d+\.\d+)", spec.citation)
+        rules = schema().keys[parts("astuner.trainer_common.algorithm.adv_estimator")].unsupported
+        missing = {backbone for rule in rules if name in (rule.values or ()) for backbone in rule.by}
         yield (
             f"`{name}`",
             "–" if rule is None else rule.advantage.formula,
@@ -43,7 +38,7 @@ def _rows() -> Iterator[tuple[str, ...]]:
             "cross entropy" if rule is None else rule.loss.formula,
             *(("–", "–") if rule is None or rule.clip is None else map(str, rule.clip)),
             f"`{spec.loss_agg_mode}`",
-            ", ".join(backbones_of(name)),
+            ", ".join([backbone for backbone in ("local", "verl", "trinity") if backbone not in missing]),
             f"[{papers[0]}](https://arxiv.org/abs/{papers[0]})",
         )
 

@@ -128,7 +128,15 @@ def validate(
     """
     from astuner.env_service.validation import service_client, validate_all
 
-    chosen = list(dict.fromkeys([*env_types, *_environments_of(tuple(ADAPTERS) if is_all else families, is_all)]))
+    found: list[str] = []
+    for family in tuple(ADAPTERS) if is_all else families:
+        try:
+            found += [f"{family}/{name}" for name in (*_names(family), *_faults(family))]
+        except EnvError as error:
+            if not is_all:
+                raise
+            click.echo(f"skipped {family}: {error}", err=True)
+    chosen = list(dict.fromkeys([*env_types, *found]))
     if not chosen:
         raise click.UsageError("name an environment, or pass --family FAMILY or --all")
 
@@ -246,19 +254,6 @@ def _faults(family: str) -> dict[str, str]:
     """Return a family's environments that cannot be used because their package has a fault, with the fault."""
     module = adapter(family)
     return dict(module.faults()) if hasattr(module, "faults") else {}
-
-
-def _environments_of(families: Sequence[str], skip_missing: bool) -> list[str]:
-    """Return the environments of families; those that are not installed are an error, or skipped with a note."""
-    found: list[str] = []
-    for family in families:
-        try:
-            found += [f"{family}/{name}" for name in (*_names(family), *_faults(family))]
-        except EnvError as error:
-            if not skip_missing:
-                raise
-            click.echo(f"skipped {family}: {error}", err=True)
-    return found
 
 
 def _print_validations(results: Sequence[EnvValidation]) -> None:

@@ -33,19 +33,6 @@ def response_length(calls: Sequence[LlmCall]) -> int:
     Returns:
         The length in tokens; 0 if no call is trained.
     """
-    first_prompts = _first_prompt_lengths(calls)
-    return max(
-        (
-            len(call.prompt_ids) + len(call.completion_ids) - first
-            for call, first in zip(calls, first_prompts, strict=True)
-            if call.trained and call.completion_ids
-        ),
-        default=0,
-    )
-
-
-def _first_prompt_lengths(calls: Sequence[LlmCall]) -> list[int]:
-    """Return, for each call, the number of tokens in its conversation's first prompt."""
     index_of = {call.call_id: index for index, call in enumerate(calls)}
     # Only an earlier call can be continued, so following the links ends.
     continued = [
@@ -63,10 +50,17 @@ def _first_prompt_lengths(calls: Sequence[LlmCall]) -> list[int]:
             continued[index] = next(extended, None)
         if calls[index].prompt_ids:  # the tokens of an external model's call are unknown
             stack.append((encoded, index))
-    lengths: list[int] = []
+    first_prompts: list[int] = []
     for call, earlier in zip(calls, continued, strict=True):
-        lengths.append(len(call.prompt_ids) if earlier is None else lengths[earlier])
-    return lengths
+        first_prompts.append(len(call.prompt_ids) if earlier is None else first_prompts[earlier])
+    return max(
+        (
+            len(call.prompt_ids) + len(call.completion_ids) - first
+            for call, first in zip(calls, first_prompts, strict=True)
+            if call.trained and call.completion_ids
+        ),
+        default=0,
+    )
 
 
 def certificate(calls: Sequence[LlmCall], samples: Sequence[Sample]) -> float:

@@ -113,10 +113,6 @@ class _ForkServer(ForkingServer):
         """Fork hosts until the service ends; then kill them."""
         self._send(ready=os.getpid())
         super().serve()
-        self._end_all()
-
-    def _end_all(self) -> None:
-        """Kill the hosts and everything that they have started."""
         for pid in self.workers:
             end_host(pid)
         limit = time.monotonic() + _END_SECONDS

@@ -248,22 +248,18 @@ class Host:
         finally:
             self._writer.close()
             if self._end_reason is None:
-                self._end_reason = await self._unexpected_end()
+                how = "closed its connection to the service"
+                with contextlib.suppress(TimeoutError):
+                    code = await asyncio.wait_for(asyncio.shield(self._exited), _EXIT_CODE_SECONDS)
+                    how = f"ended with exit code {code}"
+                    if code < 0:
+                        how = f"was killed by signal {-code}"
+                        with contextlib.suppress(ValueError):
+                            how += f" ({signal.Signals(-code).name})"
+                self._end_reason = ServiceRequestError("process_ended", f"the process of the environment {how}")
             if not self._exited.done():
                 end_host(self.pid)
             self._fail_answers(self._end_reason)
-
-    async def _unexpected_end(self) -> ServiceRequestError:
-        """Return the error for a process that has ended by itself."""
-        how = "closed its connection to the service"
-        with contextlib.suppress(TimeoutError):
-            code = await asyncio.wait_for(asyncio.shield(self._exited), _EXIT_CODE_SECONDS)
-            how = f"ended with exit code {code}"
-            if code < 0:
-                how = f"was killed by signal {-code}"
-                with contextlib.suppress(ValueError):
-                    how += f" ({signal.Signals(-code).name})"
-        return ServiceRequestError("process_ended", f"the process of the environment {how}")
 
     def _fail_answers(self, error: ServiceRequestError, of: str | None = None) -> None:
         """End the requests for one object, or for all."""

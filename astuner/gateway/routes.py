@@ -147,7 +147,11 @@ class _DialectRoute:
     async def _answer(self, headers: _Headers, receive: Receive, send: Send) -> None:
         claims, session = self._admit(headers)
         body = await self._read_body(headers, receive)
-        identity = self._identity(headers, body)
+        digest = hashlib.blake2b(body, digest_size=16, key=hashlib.blake2b(headers.key().encode()).digest())
+        digest.update(self._dialect.path.encode())
+        request_id = next((headers[name] for name in _REQUEST_ID_HEADERS if name in headers), b"").decode("latin-1")
+        count = headers.get(b"x-stainless-retry-count", b"")
+        identity = RequestIdentity(digest.digest(), request_id, int(count) if count.isdigit() else None)
         # Nothing is awaited between the check of the session and the start of the call.
         call = None if session.is_closed else session.find_retried(identity)
         request = self._parse(session, body)
@@ -195,13 +199,6 @@ class _DialectRoute:
         if size > limit:  # a client that still sends its body may not read the response
             raise _RequestFailed(too_large)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _identity(self, headers: _Headers, body: bytes) -> RequestIdentity:
-        digest = hashlib.blake2b(body, digest_size=16, key=hashlib.blake2b(headers.key().encode()).digest())
-        digest.update(self._dialect.path.encode())
-        request_id = next((headers[name] for name in _REQUEST_ID_HEADERS if name in headers), b"").decode("latin-1")
-        count = headers.get(b"x-stainless-retry-count", b"")
-        return RequestIdentity(digest.digest(), request_id, int(count) if count.isdigit() else None)
 
     def _parse(self, session: EpisodeSession, body: bytes) -> ChatRequest:
         try:

@@ -198,7 +198,19 @@ def check_machine(conf: Path, overrides: tuple[str, ...], backbone: str | None, 
     console.print(f"machine    {machine.gpus} × {machine.name}, {_size_text(machine.memory)} each", soft_wrap=True)
     console.print(f"model      {plan[0].parameters:,} weights, {plan[0].trained:,} of them trained", soft_wrap=True)
     for estimate in plan:
-        _print_gpu(console, estimate)
+        console.print(f"\nmemory of {estimate.device}", soft_wrap=True)
+        table = Table(box=None, pad_edge=False)
+        table.add_column("")
+        for phase in estimate.phases:
+            table.add_column(phase, justify="right")
+        for name in dict.fromkeys(part.name for parts in estimate.phases.values() for part in parts):
+            sizes = [sum(part.size for part in parts if part.name == name) for parts in estimate.phases.values()]
+            table.add_row(name, *(_size_text(size) if size else "–" for size in sizes))
+        totals = (sum(part.size for part in parts) for parts in estimate.phases.values())
+        table.add_row("[bold]total[/]", *(f"[bold]{_size_text(total)}[/]" for total in totals))
+        console.print(table)
+        if estimate.host:
+            console.print(f"offloaded to main memory: {_size_text(estimate.host)} of each machine", soft_wrap=True)
     if errors := [error for estimate in plan for error in _gpu_errors(estimate)]:
         raise BackboneError("\n".join(errors))
 
@@ -220,22 +232,6 @@ def _plan(config: RunConfig, origins: Mapping[KeyPath, str], path: str, machine:
             return trinity_plan(config, origins, path, machine)
         case other:
             raise ConfigError(f"--machine is for --backbone=local, verl, trinity; {other} does not train")
-
-
-def _print_gpu(console: Console, estimate: MemoryEstimate) -> None:
-    console.print(f"\nmemory of {estimate.device}", soft_wrap=True)
-    table = Table(box=None, pad_edge=False)
-    table.add_column("")
-    for phase in estimate.phases:
-        table.add_column(phase, justify="right")
-    for name in dict.fromkeys(part.name for parts in estimate.phases.values() for part in parts):
-        sizes = [sum(part.size for part in parts if part.name == name) for parts in estimate.phases.values()]
-        table.add_row(name, *(_size_text(size) if size else "–" for size in sizes))
-    totals = (sum(part.size for part in parts) for parts in estimate.phases.values())
-    table.add_row("[bold]total[/]", *(f"[bold]{_size_text(total)}[/]" for total in totals))
-    console.print(table)
-    if estimate.host:
-        console.print(f"offloaded to main memory: {_size_text(estimate.host)} of each machine", soft_wrap=True)
 
 
 def _gpu_errors(estimate: MemoryEstimate) -> Iterator[str]:

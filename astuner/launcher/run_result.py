@@ -33,7 +33,19 @@ def print_result(console: Console, summary: RunSummary, folder: Path) -> None:
         console.print(escape(line), soft_wrap=True)
         logger.bind(**FILE_ONLY).info("{}", line)
     if summary.steps:
-        _print_totals(console, summary)
+        tokens, episodes = summary.tokens, summary.episodes
+        if episodes.ok + episodes.failed + episodes.dropped:
+            console.print(
+                f"episodes: {episodes.ok} ok, {episodes.failed} failed, {episodes.dropped} dropped; "
+                f"tokens: {tokens.raw:,} raw, {tokens.distinct:,} distinct, {tokens.trained:,} trained",
+                soft_wrap=True,
+            )
+        first = summary.first_reward_seconds
+        console.print(
+            f"time: {summary.seconds:.0f} s for {summary.steps} steps"
+            + (f", first reward after {first:.1f} s" if first is not None else ""),
+            soft_wrap=True,
+        )
     if summary.model:
         console.print(escape(f"model: {summary.model}"), soft_wrap=True)
     console.print(escape(f"record: {folder}"), soft_wrap=True)
@@ -82,19 +94,3 @@ def choose_task(entries: Sequence[EpisodeEntry]) -> tuple[EpisodeEntry, EpisodeE
         return bool(after.is_success) and not before.is_success, (after.reward or 0.0) - (before.reward or 0.0)
 
     return max(pairs, key=gain, default=None)
-
-
-def _print_totals(console: Console, summary: RunSummary) -> None:
-    tokens, episodes = summary.tokens, summary.episodes
-    if episodes.ok + episodes.failed + episodes.dropped:
-        console.print(
-            f"episodes: {episodes.ok} ok, {episodes.failed} failed, {episodes.dropped} dropped; "
-            f"tokens: {tokens.raw:,} raw, {tokens.distinct:,} distinct, {tokens.trained:,} trained",
-            soft_wrap=True,
-        )
-    first = summary.first_reward_seconds
-    console.print(
-        f"time: {summary.seconds:.0f} s for {summary.steps} steps"
-        + (f", first reward after {first:.1f} s" if first is not None else ""),
-        soft_wrap=True,
-    )

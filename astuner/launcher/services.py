@@ -18,7 +18,7 @@ import httpx
 from loguru import logger
 
 from astuner.backbone.base import StartedRay
-from astuner.config.root import AstunerConfig, RunConfig
+from astuner.config.root import RunConfig
 from astuner.config.services import BUILT_IN_SERVICES, HealthConfig, ServiceConfig
 from astuner.env_service.addresses import EnvServiceAddress
 from astuner.errors import ConfigError, ServiceError
@@ -227,7 +227,14 @@ class Services:
             ConfigError: a service or its folder does not exist, or two services conflict.
             ServiceError: a built-in service needs a package that is not installed.
         """
-        _check_single_ray(names, config.astuner)
+        rays = [f"--with-{name}" for name in _RAY_SERVICES if name in names]
+        if len(rays) > 1:
+            raise ConfigError(f"{' and '.join(rays)} each start a Ray instance; remove one of them")
+        if rays and config.astuner.trainer_common.ray_address is not None:
+            raise ConfigError(
+                f"{rays[0]} starts a Ray instance, but astuner.trainer_common.ray_address names one to join; "
+                "remove one of them"
+            )
         declared = config.astuner.services
         selected = {
             name: BuiltInService(declared[name]) if name in declared else find_built_in(name, config.astuner, exp_dir)
@@ -303,17 +310,6 @@ def _start(service: Service) -> None:
             if attempt == attempts or _RAY_TIMEOUT not in str(error):
                 raise
             logger.warning("service {}: Ray did not start within its 30 s; starting it again", service.name)
-
-
-def _check_single_ray(names: Sequence[str], config: AstunerConfig) -> None:
-    rays = [f"--with-{name}" for name in _RAY_SERVICES if name in names]
-    if len(rays) > 1:
-        raise ConfigError(f"{' and '.join(rays)} each start a Ray instance; remove one of them")
-    if rays and config.trainer_common.ray_address is not None:
-        raise ConfigError(
-            f"{rays[0]} starts a Ray instance, but astuner.trainer_common.ray_address names one to join; "
-            "remove one of them"
-        )
 
 
 def _find_folder(name: str, service: ServiceConfig, config_dir: Path) -> Path:

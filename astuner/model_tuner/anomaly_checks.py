@@ -99,11 +99,7 @@ def _repetition(answer: CheckedAnswer) -> str | None:
         ratio = len(zlib.compress(encoded)) / len(encoded)
         if ratio < _MAX_REPETITIVE_RATIO:
             return f"repeats itself (compresses to {ratio:.1%})"
-    return _repeated_block(text)
-
-
-def _repeated_block(text: str) -> str | None:
-    """Return a fault if a text ends in copies of one block, as an answer that loops does."""
+    # An answer that loops ends in copies of one block.
     tail = text.rstrip()[-_LONGEST_PERIOD * (_MIN_REPEATS + 1) :]
     codes = np.frombuffer(tail.encode("utf-32-le", "surrogatepass"), dtype=np.uint32)
     for period in range(1, min(_LONGEST_PERIOD, len(codes) // (_MIN_REPEATS - 1)) + 1):

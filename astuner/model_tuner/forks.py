@@ -63,10 +63,6 @@ class CallIndex:
         self._by_prefix.update(dict.fromkeys(chain, indexed))
         self._by_answer.update(dict.fromkeys(_answer_keys(conversation, len(chain) - 1), indexed))
 
-    def shared_prefix(self, chain: Sequence[bytes]) -> int:
-        """Return the length, in messages, of the longest prefix that a request shares with any call."""
-        return next((length for length in range(len(chain), 0, -1) if chain[length - 1] in self._by_prefix), 0)
-
     def find_divergence(self, request: Conversation, chain: Sequence[bytes], tools: Tools | None) -> Divergence | None:
         """Return how a request that does not extend any call differs from the call that it continues.
 
@@ -76,7 +72,7 @@ class CallIndex:
         Returns:
             The divergence; None if the request continues no call, or has no answer after the shared prefix.
         """
-        shared = self.shared_prefix(chain)
+        shared = next((length for length in range(len(chain), 0, -1) if chain[length - 1] in self._by_prefix), 0)
         answers = request.answers(shared)
         if not answers:
             return None

@@ -108,7 +108,10 @@ class TokenStore:
         ids = array("i", prompt)
         shared, base = 0, Packed[int]()
         for stream in reversed(self._streams):
-            length = _shared_length(stream, ids)
+            size = min(len(stream), len(ids))
+            left, right = np.asarray(stream.view(0, size)), np.frombuffer(ids, np.intc)[:size]
+            differs = left != right
+            length = int(differs.argmax()) if differs.any() else size
             if length > shared:
                 shared, base = length, stream
             if length == len(stream) or length == len(ids):
@@ -288,13 +291,6 @@ def _chain(digests: Sequence[bytes], known: Sequence[bytes] = ()) -> list[bytes]
         running = hashlib.blake2b(running + digest, digest_size=16).digest()
         chain.append(running)
     return chain
-
-
-def _shared_length(stream: Packed[int], ids: array[int]) -> int:
-    size = min(len(stream), len(ids))
-    left, right = np.asarray(stream.view(0, size)), np.frombuffer(ids, np.intc)[:size]
-    differs = left != right
-    return int(differs.argmax()) if differs.any() else size
 
 
 def _share_messages(messages: Messages, calls: Sequence[LlmCall]) -> tuple[Message, ...]:

@@ -59,7 +59,14 @@ class EpisodeProcesses:
         """Own the processes that this process gains in the block, and end the remaining ones when the block ends."""
         global _current  # noqa: PLW0603 one episode runs in a process
         adopt_orphans()
-        _reap()
+        # Reap the ended processes of earlier episodes, among them orphans that this process has adopted.
+        for pid in list(_left):
+            try:
+                is_ended = os.waitpid(pid, os.WNOHANG)[0] != 0
+            except ChildProcessError:  # code of the episode has waited for it
+                is_ended = True
+            if is_ended:
+                _left.discard(pid)
         if children := [process for pid in child_pids(os.getpid()) if (process := find_process(pid))]:
             self._earlier = frozenset(process.pid for process in with_descendants(children))
         _current = self
@@ -125,17 +132,6 @@ def end_current_episode() -> None:
     """End the processes of the episode that runs in this process, if any."""
     if _current is not None:
         _current.end()
-
-
-def _reap() -> None:
-    """Reap the ended processes of earlier episodes, among them orphans that this process has adopted."""
-    for pid in list(_left):
-        try:
-            is_ended = os.waitpid(pid, os.WNOHANG)[0] != 0
-        except ChildProcessError:  # code of the episode has waited for it
-            is_ended = True
-        if is_ended:
-            _left.discard(pid)
 
 
 def remove_folder(folder: Path) -> None:

@@ -143,18 +143,6 @@ def _enter_root(job: dict[str, Any]) -> bool:
     return True
 
 
-def _change_root() -> None:
-    """Make the working directory the root."""
-    # A mount of another user namespace is locked, and cannot become the root, so mount it again.
-    _check(_LIBC.mount(b".", b"proc", None, _MS_BIND | _MS_REC, None), "mount")
-    os.chdir("proc")
-    # While the host's is visible; it shows this process's PID namespace.
-    _check(_LIBC.mount(b"proc", b"proc", b"proc", _MS_NOSUID_NODEV | _MS_NOEXEC, None), "mount proc")
-    _check(_LIBC.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
-    _check(_LIBC.umount2(b".", _MNT_DETACH), "umount")
-    os.chdir("/")
-
-
 def _mount_root(root: str, readable: list[str], mounts: dict[str, str]) -> None:
     _check(_LIBC.mount(b"tmpfs", os.fsencode(root), b"tmpfs", _MS_NOSUID_NODEV, b"mode=755"), "mount")
     paths = [path for path in (*readable, *_DEVICES) if not path.startswith("/proc/")]
@@ -199,7 +187,14 @@ def _init(job: dict[str, Any], missing: list[str], has_namespaces: bool) -> NoRe
     """Run the program, report how it ended, and exit."""
     if job["root"]:
         try:
-            _change_root()
+            # A mount of another user namespace is locked, and cannot become the root, so mount it again.
+            _check(_LIBC.mount(b".", b"proc", None, _MS_BIND | _MS_REC, None), "mount")
+            os.chdir("proc")
+            # While the host's is visible; it shows this process's PID namespace.
+            _check(_LIBC.mount(b"proc", b"proc", b"proc", _MS_NOSUID_NODEV | _MS_NOEXEC, None), "mount proc")
+            _check(_LIBC.syscall(_PIVOT_ROOT[os.uname().machine], b".", b"."), "pivot_root")
+            _check(_LIBC.umount2(b".", _MNT_DETACH), "umount")
+            os.chdir("/")
         except OSError as error:
             _report(job, unsupported=str(error))
             os._exit(1)
@@ -268,22 +263,18 @@ def _set_limits(limits: dict[str, int], has_namespaces: bool) -> None:
     if has_namespaces:  # where the limit counts the processes of this sandbox only
         values[resource.RLIMIT_NPROC] = limits["processes"]
     elif sys.platform == "linux":
-        values[resource.RLIMIT_NPROC] = limits["processes"] + _count_tasks(os.getresuid()[0])
+        count = 0
+        for process in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if os.stat(f"/proc/{process}").st_uid in (os.getresuid()[0], os.geteuid()):
+                    count += len(os.listdir(f"/proc/{process}/task"))
+            except OSError:  # it has ended
+                pass
+        values[resource.RLIMIT_NPROC] = limits["processes"] + count
     for name, value in values.items():
         _, hard = resource.getrlimit(name)
         limit = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(name, (limit, limit))
-
-
-def _count_tasks(uid: int) -> int:
-    count = 0
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if os.stat(f"/proc/{process}").st_uid in (uid, os.geteuid()):
-                count += len(os.listdir(f"/proc/{process}/task"))
-        except OSError:  # it has ended
-            pass
-    return count
 
 
 def _restrict_files(readable: list[str], writable: list[str]) -> bool:

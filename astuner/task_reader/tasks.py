@@ -106,7 +106,15 @@ def checked_tasks(items: Sequence[object], source: str, *, transcripts: bool) ->
         if not isinstance(item, Task):
             raise TaskDataError(f"{where} is {short_repr(item)}; expected an astuner.schema.Task.")
         try:
-            _check_task(item, transcripts)
+            if not isinstance(item.task_id, str) or not item.task_id:
+                raise _RowError(f"task_id is {short_repr(item.task_id)}; expected a text")
+            if not isinstance(item.metadata, Mapping):
+                raise _RowError(f"metadata is of type {type(item.metadata).__name__}; expected a mapping")
+            messages = _messages(list(item.init_messages), "init_messages")
+            if transcripts:
+                _check_transcript({**item.metadata, "init_messages": item.init_messages}, "init_messages", messages)
+            else:
+                _question({"main_query": item.main_query}, FieldMapping(main_query="main_query"))
         except _RowError as problem:
             raise TaskDataError(f"{where}: {problem}.") from None
         if (first := ids.setdefault(item.task_id, number)) != number:
@@ -115,18 +123,6 @@ def checked_tasks(items: Sequence[object], source: str, *, transcripts: bool) ->
             )
         tasks.append(item)
     return tasks
-
-
-def _check_task(task: Task, transcripts: bool) -> None:
-    if not isinstance(task.task_id, str) or not task.task_id:
-        raise _RowError(f"task_id is {short_repr(task.task_id)}; expected a text")
-    if not isinstance(task.metadata, Mapping):
-        raise _RowError(f"metadata is of type {type(task.metadata).__name__}; expected a mapping")
-    messages = _messages(list(task.init_messages), "init_messages")
-    if transcripts:
-        _check_transcript({**task.metadata, "init_messages": task.init_messages}, "init_messages", messages)
-    else:
-        _question({"main_query": task.main_query}, FieldMapping(main_query="main_query"))
 
 
 def _parse_row(row: DatasetRow, fields: FieldMapping, transcripts: bool) -> _ParsedRow:

@@ -87,7 +87,23 @@ def score_prompt(logits: Tensor, ids: Sequence[int], request: wire.SampleRequest
     if request.target_prompt_logprobs is not None:
         scores["target_prompt_logprobs"] = _score_targets(logprobs, request.target_prompt_logprobs)
     if request.prompt_alt_tokens_k:
-        scores["prompt_alt_tokens"] = _draw_alternatives(logits, logprobs, request)
+        # Draw tokens with replacement from the distribution at each position, at the request's sampling temperature.
+        params, count = request.sampling_params, request.prompt_alt_tokens_k
+        if params.temperature == 0 or not len(logits):
+            drawn = logits.argmax(dim=-1, keepdim=True).expand(-1, count)
+        else:
+            generator = torch.Generator(logits.device)
+            if params.seed is None:
+                generator.seed()
+            else:
+                generator.manual_seed(params.seed % 2**63)
+            probabilities = torch.softmax(logits.float() / params.temperature, dim=-1)
+            drawn = torch.multinomial(probabilities, count, replacement=True, generator=generator)
+        shape = list(drawn.shape)
+        scores["prompt_alt_tokens"] = {
+            "tokens": {"data": drawn.flatten().tolist(), "dtype": "int64", "shape": shape},
+            "logprobs": {"data": logprobs.gather(1, drawn).flatten().tolist(), "dtype": "float32", "shape": shape},
+        }
     return scores
 
 
@@ -104,24 +120,4 @@ def _score_targets(logprobs: Tensor, targets: wire.TensorData) -> dict[str, Any]
         "shape": targets.shape,
         "sparse_crow_indices": bounds,
         "sparse_col_indices": targets.sparse_col_indices,
-    }
-
-
-def _draw_alternatives(logits: Tensor, logprobs: Tensor, request: wire.SampleRequest) -> dict[str, Any]:
-    """Draw tokens with replacement from the distribution at each position, at the request's sampling temperature."""
-    params, count = request.sampling_params, request.prompt_alt_tokens_k
-    if params.temperature == 0 or not len(logits):
-        drawn = logits.argmax(dim=-1, keepdim=True).expand(-1, count)
-    else:
-        generator = torch.Generator(logits.device)
-        if params.seed is None:
-            generator.seed()
-        else:
-            generator.manual_seed(params.seed % 2**63)
-        probabilities = torch.softmax(logits.float() / params.temperature, dim=-1)
-        drawn = torch.multinomial(probabilities, count, replacement=True, generator=generator)
-    shape = list(drawn.shape)
-    return {
-        "tokens": {"data": drawn.flatten().tolist(), "dtype": "int64", "shape": shape},
-        "logprobs": {"data": logprobs.gather(1, drawn).flatten().tolist(), "dtype": "float32", "shape": shape},
     }

@@ -141,35 +141,33 @@ def episode_summary(recorded: RecordedEpisode, config: Mapping[str, Any]) -> dic
     """Return the facts about an episode without its messages and tokens; `config` as in `episode_view`."""
     labels = recorded.labels
     return {
-        "episode": _facts(recorded.episode),
+        "episode": {
+            "episode_id": recorded.episode.episode_id,
+            "task_id": recorded.episode.task.task_id,
+            "main_query": recorded.episode.task.main_query,
+            "task_metadata": recorded.episode.task.metadata,
+            "repeat_index": recorded.episode.repeat_index,
+            "status": recorded.episode.status,
+            "reward": recorded.episode.reward,
+            "is_success": recorded.episode.is_success,
+            "dropped_samples": recorded.episode.dropped_samples,
+            "error_kind": recorded.episode.error_kind,
+            "error": recorded.episode.error,
+            "error_traceback": recorded.episode.error_traceback,
+            "process_effects": recorded.episode.process_effects,
+            "ended_processes": recorded.episode.ended_processes,
+            "anomaly": None
+            if recorded.episode.anomaly is None
+            else {"call": recorded.episode.anomaly.call, "text": str(recorded.episode.anomaly)},
+            "metadata": recorded.episode.metadata,
+            "log_metrics": recorded.episode.log_metrics,
+            "judgement": None if recorded.episode.judgement is None else asdict(recorded.episode.judgement),
+            "seconds": recorded.episode.end_time - recorded.episode.start_time,
+        },
         "verdict": verdict_view(recorded.episode, config),
         "step": labels.step,
         "split": labels.split,
         "advantage": labels.advantage,
-    }
-
-
-def _facts(episode: Episode) -> dict[str, Any]:
-    return {
-        "episode_id": episode.episode_id,
-        "task_id": episode.task.task_id,
-        "main_query": episode.task.main_query,
-        "task_metadata": episode.task.metadata,
-        "repeat_index": episode.repeat_index,
-        "status": episode.status,
-        "reward": episode.reward,
-        "is_success": episode.is_success,
-        "dropped_samples": episode.dropped_samples,
-        "error_kind": episode.error_kind,
-        "error": episode.error,
-        "error_traceback": episode.error_traceback,
-        "process_effects": episode.process_effects,
-        "ended_processes": episode.ended_processes,
-        "anomaly": None if episode.anomaly is None else {"call": episode.anomaly.call, "text": str(episode.anomaly)},
-        "metadata": episode.metadata,
-        "log_metrics": episode.log_metrics,
-        "judgement": None if episode.judgement is None else asdict(episode.judgement),
-        "seconds": episode.end_time - episode.start_time,
     }
 
 

@@ -74,15 +74,9 @@ def create_app(indexes: IndexCache, hosts: Collection[str]) -> FastAPI:
         return json_response({"error": str(error)}, 404)
 
     add_routes(app, indexes)
-    _add_static_files(app)
-    return app
-
-
-def _add_static_files(app: FastAPI) -> None:
-    """Serve the page at `/`, and its files under a path that contains a hash of their content.
-
-    Browsers may therefore cache the files forever and fetch them again only for another version of astuner.
-    """
+    # Serve the page at `/`, and its files under a path that contains a hash of their content.
+    #
+    # Browsers may therefore cache the files forever and fetch them again only for another version of astuner.
     digest = hashlib.sha256()
     for path in sorted(STATIC.rglob("*")):
         if path.is_file():
@@ -95,6 +89,7 @@ def _add_static_files(app: FastAPI) -> None:
         return HTMLResponse(page)
 
     app.mount(f"/{version}", _ImmutableFiles(directory=STATIC))
+    return app
 
 
 class _ImmutableFiles(StaticFiles):

@@ -60,7 +60,22 @@ def add_routes(app: FastAPI, indexes: IndexCache) -> None:
     _add_episode_routes(app, indexes)
     _add_chart_routes(app, indexes)
     _add_log_routes(app, indexes)
-    _add_note_route(app, indexes)
+
+    # The only route that writes; `RequestGuard` has checked its origin.
+    @app.post("/api/note")
+    async def note(request: Request, run: str) -> Response:
+        body = bytearray()
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _MAX_NOTE_BYTES:
+                return JSONResponse({"error": "the note is too long"}, 413)
+        try:
+            form = _NoteForm.model_validate_json(bytes(body))
+        except ValidationError as error:
+            return JSONResponse({"error": f"the note is not valid: {field_problems(error, 'body')[0]}"}, 422)
+        written = RunNote(text=form.text.strip(), tags=tuple(dict.fromkeys(form.tags))[:50])
+        write_note(indexes.runs.folder(run), written)
+        return json_response(written.model_dump())
 
 
 def json_response(value: object, status: int = 200) -> Response:
@@ -326,22 +341,3 @@ class _NoteForm(BaseModel):
 
     text: Annotated[str, StringConstraints(max_length=10_000)]
     tags: list[Annotated[str, StringConstraints(min_length=1, max_length=60, strip_whitespace=True)]]
-
-
-def _add_note_route(app: FastAPI, indexes: IndexCache) -> None:
-    """Add the only route that writes: a run's note and tags. `RequestGuard` has checked its origin."""
-
-    @app.post("/api/note")
-    async def note(request: Request, run: str) -> Response:
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > _MAX_NOTE_BYTES:
-                return JSONResponse({"error": "the note is too long"}, 413)
-        try:
-            form = _NoteForm.model_validate_json(bytes(body))
-        except ValidationError as error:
-            return JSONResponse({"error": f"the note is not valid: {field_problems(error, 'body')[0]}"}, 422)
-        written = RunNote(text=form.text.strip(), tags=tuple(dict.fromkeys(form.tags))[:50])
-        write_note(indexes.runs.folder(run), written)
-        return json_response(written.model_dump())

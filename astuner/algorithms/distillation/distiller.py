@@ -119,7 +119,8 @@ class Distiller:
         for number, row in enumerate(rows):
             episode = episodes[row.episode]
             text = hint_text(hint, episode)
-            calls = find_calls(episode, row.call_ids)
+            by_id = {call.call_id: call for call in episode.calls}
+            calls = [by_id[call_id] for call_id in row.call_ids]
             for call, (start, end), temperature in zip(calls, row.calls, row.temperatures, strict=True):
                 prompt = prompt_with_hint(self.codec, call, text)
                 if prompt is None:
@@ -257,9 +258,3 @@ def _filled(hint: str, fields: Mapping[str, Any], task_id: str) -> str:
             f"trainer_common.distillation.hint {hint!r} cannot be filled in: {error}; write a field as {{answer}}, and "
             "a brace as {{ or }}"
         ) from error
-
-
-def find_calls(episode: Episode, call_ids: Sequence[str]) -> list[LlmCall]:
-    """Return the calls of an episode with the given ids, in their order."""
-    by_id = {call.call_id: call for call in episode.calls}
-    return [by_id[call_id] for call_id in call_ids]

@@ -85,7 +85,18 @@ class ModelTeacher:
             ModelError: a sequence is longer than the model's context, or has a token that the model does not have.
         """
         for sequence in sequences:
-            self._check(sequence)
+            limit, length = context_length(self._model.config), len(sequence.token_ids)
+            if limit is not None and length > limit:
+                raise ModelError(
+                    f"{TEACHER_KEY} has a context of {limit} tokens, and a sequence to score has "
+                    f"{length}; name a teacher with a longer context, or lower rollout.max_model_len"
+                )
+            size = self._model.get_input_embeddings().num_embeddings
+            if (largest := max(sequence.token_ids)) >= size:
+                raise ModelError(
+                    f"{TEACHER_KEY} has {size} token ids, and a sequence to score has the id "
+                    f"{largest}; name a teacher with the tokenizer of model.path"
+                )
         results = [np.zeros(len(sequence.token_ids), np.float32) for sequence in sequences]
         was_training = self._model.training
         self._model.eval()
@@ -100,20 +111,6 @@ class ModelTeacher:
     def close(self) -> None:
         """Drop the model."""
         self._model = None
-
-    def _check(self, sequence: TeacherSequence) -> None:
-        limit, length = context_length(self._model.config), len(sequence.token_ids)
-        if limit is not None and length > limit:
-            raise ModelError(
-                f"{TEACHER_KEY} has a context of {limit} tokens, and a sequence to score has "
-                f"{length}; name a teacher with a longer context, or lower rollout.max_model_len"
-            )
-        size = self._model.get_input_embeddings().num_embeddings
-        if (largest := max(sequence.token_ids)) >= size:
-            raise ModelError(
-                f"{TEACHER_KEY} has {size} token ids, and a sequence to score has the id "
-                f"{largest}; name a teacher with the tokenizer of model.path"
-            )
 
     def _batches(self, sequences: Sequence[TeacherSequence]) -> Iterator[list[int]]:
         """Yield the indexes of similarly long sequences, as many as fit into one forward pass."""

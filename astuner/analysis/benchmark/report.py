@@ -199,16 +199,7 @@ def results_page(results: Sequence[BenchResult], pictures: str, introduction: st
     ]
     gains = f"\n![Gains of all entries]({pictures}/gains.png)\n"
     sections = [_section(result, pictures) for result in results]
-    return "".join([_TITLE, introduction, _TERMS, _table(header, rows), _agreement(results), gains, *sections])
-
-
-def published_page(results: Sequence[BenchResult]) -> str:
-    """Return the page of the published results."""
-    return results_page(results, f"../{_PICTURES}", _PUBLISHED)
-
-
-def _agreement(results: Sequence[BenchResult]) -> str:
-    """Return a sentence for each entry with several backbones: whether their intervals have a common part."""
+    # For each entry with several backbones: whether their intervals have a common part.
     by_entry: dict[str, dict[str, tuple[float, float]]] = {}
     for result in results:
         if result.ci95 is not None:
@@ -219,7 +210,12 @@ def _agreement(results: Sequence[BenchResult]) -> str:
             low, high = max(low for low, _ in intervals.values()), min(high for _, high in intervals.values())
             common = f"overlap: {interval_text((low, high))} is in all of them" if low <= high else "do not all overlap"
             sentences.append(f"\nThe intervals of `{entry}` on {', '.join(intervals)} {common}.\n")
-    return "".join(sentences)
+    return "".join([_TITLE, introduction, _TERMS, _table(header, rows), "".join(sentences), gains, *sections])
+
+
+def published_page(results: Sequence[BenchResult]) -> str:
+    """Return the page of the published results."""
+    return results_page(results, f"../{_PICTURES}", _PUBLISHED)
 
 
 def _section(result: BenchResult, pictures: str) -> str:

@@ -268,7 +268,14 @@ def command_of(entry: SuiteEntry, backbone: str) -> str:
 def _statistics(seeds: Sequence[SeedResult]) -> dict[str, Any]:
     """Return mean_gain, ci95 and sources."""
     mean_gain, interval = _mean_gain([(result.before, result.after) for result in seeds])
-    return {"mean_gain": mean_gain, "ci95": interval, "sources": _source_gains(seeds)}
+    gains = {}
+    for source in seeds[0].sources:
+        if all(source in seed.sources for seed in seeds):
+            ends = [seed.sources[source] for seed in seeds]
+            before, after = (round(sum(column) / len(ends), 9) for column in zip(*ends, strict=True))
+            gain, gain_interval = _mean_gain(ends)
+            gains[source] = SourceGain(before=before, after=after, mean_gain=gain, ci95=gain_interval)
+    return {"mean_gain": mean_gain, "ci95": interval, "sources": gains}
 
 
 def _mean_gain(ends: Sequence[tuple[float, float]]) -> tuple[float, tuple[float, float] | None]:
@@ -277,18 +284,6 @@ def _mean_gain(ends: Sequence[tuple[float, float]]) -> tuple[float, tuple[float,
     interval = bootstrap_interval(gains)
     bounds = None if interval is None else (round(interval[0], 9), round(interval[1], 9))
     return round(sum(gains) / len(gains), 9), bounds
-
-
-def _source_gains(seeds: Sequence[SeedResult]) -> dict[str, SourceGain]:
-    """Return the gain of each source that all seeds have."""
-    gains = {}
-    for source in seeds[0].sources:
-        if all(source in seed.sources for seed in seeds):
-            ends = [seed.sources[source] for seed in seeds]
-            before, after = (round(sum(column) / len(ends), 9) for column in zip(*ends, strict=True))
-            mean_gain, interval = _mean_gain(ends)
-            gains[source] = SourceGain(before=before, after=after, mean_gain=mean_gain, ci95=interval)
-    return gains
 
 
 def result_of(
@@ -352,12 +347,7 @@ def write_result(folder: Path, result: BenchResult) -> Path:
     """Write a result's file into `folder`, and return its path; `RecordError` if that fails."""
     path = folder / f"{result.name}.json"
     text = json.dumps(result.model_dump(mode="json"), indent=1)
-    write_atomically(path, _on_one_line(text).encode() + b"\n")
-    return path
-
-
-def _on_one_line(text: str) -> str:
-    """Return JSON with one line per run, so that a changed result is readable as a difference of lines."""
+    # One line per run, so that a changed result is readable as a difference of lines.
     lines: list[str] = []
     for line in text.splitlines():
         if line.startswith("   ") and lines:
@@ -366,7 +356,8 @@ def _on_one_line(text: str) -> str:
             lines[-1] += line.strip()
         else:
             lines.append(line)
-    return "\n".join(lines)
+    write_atomically(path, "\n".join(lines).encode() + b"\n")
+    return path
 
 
 def read_results(path: Path) -> list[BenchResult]:

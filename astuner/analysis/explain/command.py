@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +22,6 @@ from astuner.errors import RecordError, counted, shorten
 from astuner.launcher.console import facts_table, make_console, plain_table
 from astuner.run_record.episode_file import read_recorded_episode
 from astuner.run_record.episodes import NO_ADVANTAGE, read_index
-from astuner.run_record.findings import FindingSummary
 from astuner.run_record.jsonable import to_jsonable
 from astuner.run_record.recorded_run import find_episode, find_run
 from astuner.schema import Split
@@ -39,7 +38,15 @@ def print_run(console: Console, run: RunExplanation) -> None:
     """Print how the calls of a run became training samples, as text."""
     kind = "training" if run.split == "train" else "validation"
     console.print(f"[bold]{escape(run.run)}[/], {kind} episodes of {counted(len(run.steps), 'step')}", soft_wrap=True)
-    _print_findings(console, run.findings)
+    for finding in run.findings:
+        style = "bold red" if finding.severity == "error" else "yellow"
+        steps = f"step {finding.first_step}" if finding.first_step else "start"
+        if finding.last_step > finding.first_step:
+            steps += f" to {finding.last_step}, {counted(finding.count, 'time')}"
+        console.print()
+        console.print(f"[{style}]{finding.severity}[/] {escape(finding.check)} ({steps})")
+        console.print(f"  {escape(finding.message)}", soft_wrap=True)
+        console.print(f"  to fix it: {escape(finding.fix)}", soft_wrap=True)
     console.print()
     total = run.total
     lines = facts_table()
@@ -113,19 +120,6 @@ def print_episode(console: Console, episode: EpisodeExplanation) -> None:
     lines.add_row("certificate", _episode_certificate(episode))
     console.print(lines)
     _print_fixes(console, episode.fixes)
-
-
-def _print_findings(console: Console, findings: Sequence[FindingSummary]) -> None:
-    """Print what the checks found: what is wrong, when, and how to fix it."""
-    for finding in findings:
-        style = "bold red" if finding.severity == "error" else "yellow"
-        steps = f"step {finding.first_step}" if finding.first_step else "start"
-        if finding.last_step > finding.first_step:
-            steps += f" to {finding.last_step}, {counted(finding.count, 'time')}"
-        console.print()
-        console.print(f"[{style}]{finding.severity}[/] {escape(finding.check)} ({steps})")
-        console.print(f"  {escape(finding.message)}", soft_wrap=True)
-        console.print(f"  to fix it: {escape(finding.fix)}", soft_wrap=True)
 
 
 def _run_certificate(summary: CertificateSummary | None) -> str:

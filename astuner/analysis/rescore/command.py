@@ -17,7 +17,6 @@ from loguru import logger
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
-from rich.table import Table
 
 from astuner.algorithms import resolve
 from astuner.analysis.rescore.comparison import (
@@ -39,7 +38,6 @@ from astuner.run_record.recorded_run import find_run
 from astuner.run_record.rescores import (
     Rescore,
     RescoredEpisode,
-    RescoredStep,
     RewardAudit,
     create_rescore_folder,
     write_rescore,
@@ -243,19 +241,11 @@ def print_rescore(console: Console, rescore: Rescore, folder: Path) -> None:
     )
     console.print(facts)
     console.print()
-    console.print(_steps_table(rescore.steps))
-    if rescore.audit is not None:
-        _print_audit(console, rescore.audit)
-    console.print()
-    console.print(f"written to {escape(str(folder))}; astuner view shows it", soft_wrap=True)
-
-
-def _steps_table(steps: Sequence[RescoredStep]) -> Table:
-    """Return a table with one row per step, or per range of steps for a long run."""
+    # One row per step, or per range of steps for a long run.
     table = plain_table("step", "episodes", "reward", "new", "changed", "flips", "tau", "similarity", "gradient")
-    size = math.ceil(len(steps) / _MAX_ROWS)
-    for first in range(0, len(steps), size):
-        part = steps[first : first + size]
+    size = math.ceil(len(rescore.steps) / _MAX_ROWS)
+    for first in range(0, len(rescore.steps), size):
+        part = rescore.steps[first : first + size]
         differing = sum(step.gradient_differs for step in part)
         table.add_row(
             str(part[0].step) if len(part) == 1 else f"{part[0].step}–{part[-1].step}",
@@ -268,7 +258,11 @@ def _steps_table(steps: Sequence[RescoredStep]) -> Table:
             _number(mean([step.similarity for step in part])),
             ("differs" if differing else "same") if len(part) == 1 else f"{differing} differ",
         )
-    return table
+    console.print(table)
+    if rescore.audit is not None:
+        _print_audit(console, rescore.audit)
+    console.print()
+    console.print(f"written to {escape(str(folder))}; astuner view shows it", soft_wrap=True)
 
 
 def _print_audit(console: Console, audit: RewardAudit) -> None:

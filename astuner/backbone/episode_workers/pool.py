@@ -190,7 +190,14 @@ class WorkerProcessPool:
                 return worker
             worker.close()
         while True:
-            server = await self._running_server()
+            if self._server is not None and self._server.has_ended:
+                logger.warning("the process that starts the episode workers has ended; it is started again")
+                self._server.close()
+                self._server = None
+                self._replies = None
+            self._server = self._server or ForkServer(self._job, self._codec)
+            self._replies = self._replies or asyncio.ensure_future(self._server.read_replies())
+            server = self._server
             self._count += 1
             try:
                 return await WorkerHandle.start(server, self._count)
@@ -198,16 +205,6 @@ class WorkerProcessPool:
                 # An episode may have killed it. A process that never started a worker would fail again.
                 if not server.has_started_workers:
                     raise
-
-    async def _running_server(self) -> ForkServer:
-        if self._server is not None and self._server.has_ended:
-            logger.warning("the process that starts the episode workers has ended; it is started again")
-            self._server.close()
-            self._server = None
-            self._replies = None
-        self._server = self._server or ForkServer(self._job, self._codec)
-        self._replies = self._replies or asyncio.ensure_future(self._server.read_replies())
-        return self._server
 
 
 @contextlib.contextmanager

@@ -139,22 +139,6 @@ def serve(job: AgentJob, codec: ChatCodec, connection: int, crash_file: int) -> 
         crash_file: descriptor of a file for the stacks of all threads. They are written if a signal such as SIGSEGV
             ends the process, and on SIGUSR1, even while C code blocks the interpreter.
     """
-    _prepare_process(crash_file)
-    main_process = _MainProcess(Connection(connection))
-    engine = EngineClient(main_process)
-    try:
-        episodes = _load(job, engine, codec, main_process)
-        if episodes is not None:
-            jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
-            serving = (episodes, engine, main_process, jobs)
-            threading.Thread(target=_serve_requests, args=serving, name="main process", daemon=True).start()
-            while True:  # episodes run in the main thread, as in a script of the user's
-                jobs.get()()
-    finally:
-        os._exit(0)  # threads of episodes may never end
-
-
-def _prepare_process(crash_file: int) -> None:
     name_process("astuner-worker")
     os.setsid()  # signals to the process group of an episode reach this process only
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -175,6 +159,18 @@ def _prepare_process(crash_file: int) -> None:
         )
 
     sys.breakpointhook = reject_breakpoint
+    main_process = _MainProcess(Connection(connection))
+    engine = EngineClient(main_process)
+    try:
+        episodes = _load(job, engine, codec, main_process)
+        if episodes is not None:
+            jobs: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+            serving = (episodes, engine, main_process, jobs)
+            threading.Thread(target=_serve_requests, args=serving, name="main process", daemon=True).start()
+            while True:  # episodes run in the main thread, as in a script of the user's
+                jobs.get()()
+    finally:
+        os._exit(0)  # threads of episodes may never end
 
 
 def _load(job: AgentJob, engine: EngineClient, codec: ChatCodec, main_process: _MainProcess) -> EpisodesHere | None:

@@ -226,7 +226,17 @@ class _Comparison:
     def run(self, policy: Policy, update: PolicyUpdate) -> None:
         """Compute the update, which changes the weights, and compare it."""
         policy.prepare_update()
-        self._compare_sampler(update)
+        # Find the first token of each sample that was not sampled with the weights before the update.
+        computed = update.trainer_logprobs([each.episode for each in self.recorded])
+        for (episode, index), logprobs in computed.items():
+            sample = self.recorded[episode].episode.samples[index]
+            for position, (count, sampled) in enumerate(zip(sample.train_counts, sample.logprobs, strict=True)):
+                if count and not abs(sampled - logprobs[position]) <= _MAX_TOKEN_GAP[self.dtype]:
+                    self.differences.append(
+                        f"logprob of {_token(self.recorded[episode], index + 1, position)}: the engine recorded "
+                        f"{sampled!r}, the trainer computes {logprobs[position]!r}"
+                    )
+                    break
         if self.config.trainer_common.distillation.teacher is not None:
             update.distiller = _RecordedTeacher(self.recorded)
         try:
@@ -257,19 +267,6 @@ class _Comparison:
     def _agree(self, recorded: float, computed: float) -> bool:
         absolute, relative = (0.0, 0.0) if self.is_exact else _TOLERANCES[self.dtype]
         return recorded == computed or math.isclose(recorded, computed, rel_tol=relative, abs_tol=absolute)
-
-    def _compare_sampler(self, update: PolicyUpdate) -> None:
-        """Find the first token of each sample that was not sampled with the weights before the update."""
-        computed = update.trainer_logprobs([each.episode for each in self.recorded])
-        for (episode, index), logprobs in computed.items():
-            sample = self.recorded[episode].episode.samples[index]
-            for position, (count, sampled) in enumerate(zip(sample.train_counts, sample.logprobs, strict=True)):
-                if count and not abs(sampled - logprobs[position]) <= _MAX_TOKEN_GAP[self.dtype]:
-                    self.differences.append(
-                        f"logprob of {_token(self.recorded[episode], index + 1, position)}: the engine recorded "
-                        f"{sampled!r}, the trainer computes {logprobs[position]!r}"
-                    )
-                    break
 
     def _compare_samples(self, result: UpdateResult) -> None:
         for each, advantage in zip(self.recorded, result.advantages, strict=True):

@@ -23,7 +23,6 @@ from astuner.algorithms import (
 )
 from astuner.algorithms.correction import Correction, micro_batch_loss, resolve_correction, sampler_gap, update_summary
 from astuner.algorithms.credit_assignment import (
-    StepAdvantages,
     UpdateResult,
     check_logprob_gap,
     has_gradient,
@@ -123,11 +122,12 @@ class PolicyUpdate:
         ModelError: the teacher cannot score the episodes.
         """
         rows = training_rows(episodes)
+        in_reward = self.config.trainer_common.algorithm.use_kl_in_reward
         has_mini_batches = min(self.config.trainer_common.mini_batch_num, len(episodes)) > 1
         needs_old = self._correction.old_from_trainer and has_mini_batches
-        if needs_old or (self._is_low_precision and self._uses_kl_in_reward):
+        if needs_old or (self._is_low_precision and in_reward):
             rows = self._with_trainer_logprobs(rows)
-        kl_sums = self._kl_of_episodes(rows, len(episodes)) if self._uses_kl_in_reward else None
+        kl_sums = self._kl_of_episodes(rows, len(episodes)) if in_reward else None
         advantages = step_advantages(self.config, self.algorithm, episodes, kl_sums)
         rows = advantages.assign_to(rows)
         sums = _Sums()
@@ -136,7 +136,20 @@ class PolicyUpdate:
             rows, metrics = self.distiller.assign_to(rows, episodes)
         if any(row.has_advantage for row in rows):
             try:
-                metrics |= self._update_weights(rows, advantages, sums, step)
+                norms: list[float] = []
+                before = self.optimizer.sampled_weights()
+                common, seed = self.config.trainer_common, shuffle_seed(self.config, step)
+                index_lists = mini_batches(rows, advantages.groups, common.mini_batch_num, seed, common.mini_batch_by)
+                for part in ([rows[index] for index in indexes] for indexes in index_lists):
+                    if has_gradient(self.config, part):
+                        self._accumulate(part, sums, first=not norms, only=len(index_lists) == 1)
+                        if not norms:
+                            self._check_logprob_gap(sums, advantages.episodes, step)
+                        norms.append(self.optimizer.step(step))
+                    else:
+                        self.on_rows(len(part))
+                changed = self.optimizer.sampled_weights() != before
+                metrics |= self._summary(sums, norms, step) | {"update/changed_weights": float(changed.float().mean())}
             except GradientNotFinite as error:
                 raise advantages.gradient_error(step, error.norm) from error
         return advantages.update_result(metrics, rows, sums.token_values.by_sample())
@@ -154,14 +167,6 @@ class PolicyUpdate:
     def _correction(self) -> Correction:
         return resolve_correction(self.config, low_precision=self._is_low_precision, can_differ=False)
 
-    @property
-    def _uses_kl_in_reward(self) -> bool:
-        return self.config.trainer_common.algorithm.use_kl_in_reward
-
-    @property
-    def _entropy_coef(self) -> float:
-        return self.config.trainer_common.algorithm.entropy_coef
-
     @torch.no_grad()
     def _entropy_threshold(self, rows: Sequence[TrainingRow]) -> float:
         algorithm = self.config.trainer_common.algorithm
@@ -177,24 +182,6 @@ class PolicyUpdate:
             parts.append((entropies.flatten(), batch.train_counts.flatten()))
         entropies, counts = (torch.cat(columns) for columns in zip(*parts, strict=True))
         return high_entropy_threshold(entropies, counts, algorithm.high_entropy_share)
-
-    def _update_weights(
-        self, rows: Sequence[TrainingRow], advantages: StepAdvantages, sums: _Sums, step: int
-    ) -> dict[str, float]:
-        norms: list[float] = []
-        before = self.optimizer.sampled_weights()
-        common, seed = self.config.trainer_common, shuffle_seed(self.config, step)
-        index_lists = mini_batches(rows, advantages.groups, common.mini_batch_num, seed, common.mini_batch_by)
-        for part in ([rows[index] for index in indexes] for indexes in index_lists):
-            if has_gradient(self.config, part):
-                self._accumulate(part, sums, first=not norms, only=len(index_lists) == 1)
-                if not norms:
-                    self._check_logprob_gap(sums, advantages.episodes, step)
-                norms.append(self.optimizer.step(step))
-            else:
-                self.on_rows(len(part))
-        changed = self.optimizer.sampled_weights() != before
-        return self._summary(sums, norms, step) | {"update/changed_weights": float(changed.float().mean())}
 
     @torch.no_grad()
     def _with_trainer_logprobs(self, rows: Sequence[TrainingRow]) -> list[TrainingRow]:
@@ -258,6 +245,7 @@ class PolicyUpdate:
             The loss, and the logprobs [B, T] and entropies [B, T] without gradient.
         """
         assert batch.temperature is not None  # the rows are those of calls
+        entropy_coef = self.config.trainer_common.algorithm.entropy_coef
         with self.policy.autocast():
             logprobs, entropy = token_logprobs(
                 self.policy.model,
@@ -265,7 +253,7 @@ class PolicyUpdate:
                 batch.train_counts,
                 batch.temperature,
                 batch.packing,
-                entropy_gradient=self._entropy_coef > 0,
+                entropy_gradient=entropy_coef > 0,
             )
         old_logprobs = batch.logprobs
         if self._correction.old_from_trainer:
@@ -292,8 +280,8 @@ class PolicyUpdate:
             selected=entropy.detach() > threshold,
             kl=kl,
             kl_coef=common.kl_loss_coef,
-            entropy=entropy if self._entropy_coef > 0 else None,
-            entropy_coef=self._entropy_coef,
+            entropy=entropy if entropy_coef > 0 else None,
+            entropy_coef=entropy_coef,
         )
         sums.add(values | {"entropy": (entropy * batch.train_counts).sum()})
         if first:

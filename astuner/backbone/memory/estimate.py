@@ -94,7 +94,15 @@ class BatchShape:
         validation = len(tasks.validation) * validation_repeats(config)
         mini_batches = min(common.mini_batch_num, episodes)
         answer = max(min(rollout.max_response_length_in_one_turn, rollout.max_model_len - 1), 1)
-        prompt = max(min(_prompt_length(run_inputs), rollout.max_model_len - answer), 1)
+        # The longest of the first prompts, as far as the tasks' own texts determine it.
+        lengths = [1]
+        for task in run_inputs.tasks.training[:_PROMPTS]:
+            question = {"role": "user", "content": task.main_query}
+            try:
+                lengths.append(len(run_inputs.codec.render([*task.init_messages, question], None)))
+            except AstunerError:  # the template needs what only the agent adds
+                lengths.append(len(run_inputs.tokenizer.encode(task.main_query)))
+        prompt = max(min(max(lengths), rollout.max_model_len - answer), 1)
         return BatchShape(
             groups=divided(batch, mini_batches),
             rows=divided(episodes, mini_batches) * steps,
@@ -128,18 +136,6 @@ class BatchShape:
 def divided(number: int, by: int) -> int:
     """Return the quotient, rounded up; exact for numbers of any size."""
     return -(-number // by)
-
-
-def _prompt_length(run_inputs: RunInputs) -> int:
-    """Return how many tokens the longest of the first prompts has, as far as the tasks' own texts determine it."""
-    lengths = [1]
-    for task in run_inputs.tasks.training[:_PROMPTS]:
-        question = {"role": "user", "content": task.main_query}
-        try:
-            lengths.append(len(run_inputs.codec.render([*task.init_messages, question], None)))
-        except AstunerError:  # the template needs what only the agent adds
-            lengths.append(len(run_inputs.tokenizer.encode(task.main_query)))
-    return max(lengths)
 
 
 @dataclass(frozen=True)

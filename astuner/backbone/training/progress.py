@@ -111,7 +111,12 @@ class RunProgress:
             self._bars.remove(bar)
             self._show_change()
             if not self._bars:
-                self._stop()
+                self._ended.set()
+                if self._thread is not None:
+                    self._thread.join()
+                if self._live is not None:
+                    self._live.stop()
+                self._thread = self._live = None
 
     def advance(self, count: int = 1, note: str | None = None) -> None:
         """Count units of the innermost block as done; `note` replaces the text after the numbers."""
@@ -150,14 +155,6 @@ class RunProgress:
     def _run(self) -> None:
         while not self._ended.wait(_REFRESH_SECONDS):
             self.refresh()
-
-    def _stop(self) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join()
-        if self._live is not None:
-            self._live.stop()
-        self._thread = self._live = None
 
     def _show_change(self) -> None:
         """Show another bar. Where lines are printed, the next one follows after 30 s of this bar."""

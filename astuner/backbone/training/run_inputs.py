@@ -106,17 +106,6 @@ def load_run_inputs(
     return RunInputs(tasks, path, tokenizer, codec, search, env_services, rubrics, teacher_path)
 
 
-def check_tasks_named(reader: TaskReaderConfig, origins: Mapping[KeyPath, str]) -> None:
-    """Raise ConfigError if only defaults, which fit few workflows, name the tasks."""
-    if reader == TaskReaderConfig() and not any(path[:2] == ("astuner", "task_reader") for path in origins):
-        raise ConfigError(
-            "the configuration names no tasks; add the section task_reader under `astuner:`, for example\n"
-            "  task_reader: {type: dataset_file, dataset_file: {training: {file_path: tasks.jsonl}}}\n"
-            "or, for a workflow that makes a task from a seed,\n"
-            "  task_reader: {type: seeds, count: 64}"
-        )
-
-
 def check_references(
     config: AstunerConfig, config_dir: Path, origins: Mapping[KeyPath, str], model: str | None = None
 ) -> None:
@@ -128,7 +117,14 @@ def check_references(
         ConfigError: no tasks are named.
         PluginError, TaskDataError, ModelError: one does not exist.
     """
-    check_tasks_named(config.task_reader, origins)
+    # Only defaults, which fit few workflows, name the tasks.
+    if config.task_reader == TaskReaderConfig() and not any(path[:2] == ("astuner", "task_reader") for path in origins):
+        raise ConfigError(
+            "the configuration names no tasks; add the section task_reader under `astuner:`, for example\n"
+            "  task_reader: {type: dataset_file, dataset_file: {training: {file_path: tasks.jsonl}}}\n"
+            "or, for a workflow that makes a task from a seed,\n"
+            "  task_reader: {type: seeds, count: 64}"
+        )
     search = (Path.cwd(), config_dir.absolute())
     reader = config.task_reader
     paths = [path for path in (reader.type, *(part.type for part in reader.mixture)) if "->" in path]

@@ -192,13 +192,15 @@ def loss_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object
     """Arguments of astuner's loss: algorithm, clip range, KL estimator and coefficient (0 for none), and correction."""
     common = config.trainer_common
     correction = run_correction(config, facts)
+    staleness = config.asynchrony.max_staleness
     return {
         "algorithm": common.algorithm.model_dump(mode="json", include=_LOSS_KEYS),
         "kl_coef": common.kl_loss_coef if uses_kl_loss(config) else 0.0,
         "kl_type": common.kl_loss_type,
         "correction": correction.config.model_dump(mode="json"),
         "old_from_trainer": correction.old_from_trainer,
-        "ages": correction_ages(config),
+        # For how many values of the staleness the correction is measured; 0 in synchronous training.
+        "ages": min(staleness, _OLDEST_MEASURED) + 1 if staleness else 0,
     }
 
 
@@ -211,12 +213,6 @@ def entropy_loss(config: AstunerConfig, facts: TrinityRunFacts) -> str:
 def entropy_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:
     """The value, as the argument entropy_coef."""
     return {"entropy_coef": config.trainer_common.algorithm.entropy_coef}
-
-
-def correction_ages(config: AstunerConfig) -> int:
-    """Return for how many values of the staleness the correction is measured; 0 in synchronous training."""
-    staleness = config.asynchrony.max_staleness
-    return min(staleness, _OLDEST_MEASURED) + 1 if staleness else 0
 
 
 def sampling_args(config: AstunerConfig, facts: TrinityRunFacts) -> dict[str, object]:

@@ -89,7 +89,15 @@ class EpisodeHosts:
     def start(self) -> None:
         """Start the hosts; raise AstunerError if one cannot load the agent, or does not start."""
         total = self.job.config.rollout.max_env_worker
-        self._node_ids = _nodes_of_hosts()[:total]
+        # A host is a single Python process, which passes on the LLM calls of about eight cores of workers.
+        nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
+        # On a CPU, a Ray of one node declares more cores than there are.
+        cores = [_available_cores()] if len(nodes) == 1 else [node["Resources"]["CPU"] for node in nodes]
+        counts = [max(int(number) // _CORES_PER_HOST, 1) for number in cores]
+        rounds = range(max(counts))
+        self._node_ids = [
+            node["NodeID"] for n in rounds for node, count in zip(nodes, counts, strict=True) if n < count
+        ][:total]
         count = len(self._node_ids)
         self._env_workers = [total // count + (index < total % count) for index in range(count)]
         self._actors = [self._start_actor(index) for index in range(count)]
@@ -230,19 +238,6 @@ class EpisodeHosts:
                 failure = error
         assert failure is not None
         raise BackboneError(f"no episode host could be started in place of a lost one: {first_line(failure)}")
-
-
-def _nodes_of_hosts() -> list[str]:
-    """Return one node id per host, in rounds over the nodes.
-
-    A host is a single Python process, which passes on the LLM calls of about eight cores of workers.
-    """
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) > 0]
-    # On a CPU, a Ray of one node declares more cores than there are.
-    cores = [_available_cores()] if len(nodes) == 1 else [node["Resources"]["CPU"] for node in nodes]
-    counts = [max(int(number) // _CORES_PER_HOST, 1) for number in cores]
-    rounds = range(max(counts))
-    return [node["NodeID"] for n in rounds for node, count in zip(nodes, counts, strict=True) if n < count]
 
 
 def _available_cores() -> float:

@@ -184,7 +184,11 @@ def _search(world: Any, actions: Sequence[int]) -> list[int] | None:
         state = queue.popleft()
         plan = plans[_key(state)]
         for action in actions:
-            _restore(world, doors, state)
+            world.agent_pos, world.agent_dir, world.carrying, doors_state, cells = state
+            world.grid.grid = list(cells)
+            world.step_count = 0
+            for door, (is_open, is_locked) in zip(doors, doors_state, strict=True):
+                door.is_open, door.is_locked = is_open, is_locked
             _, reward, terminated, _, _ = world.step(action)
             if terminated:
                 if reward > 0:
@@ -207,11 +211,3 @@ def _saved(world: Any, doors: Sequence[Any]) -> tuple[Any, ...]:
 def _key(state: tuple[Any, ...]) -> tuple[Any, ...]:
     *agent, carrying, doors, cells = state
     return *agent, id(carrying), doors, tuple(map(id, cells))
-
-
-def _restore(world: Any, doors: Sequence[Any], state: tuple[Any, ...]) -> None:
-    world.agent_pos, world.agent_dir, world.carrying, doors_state, cells = state
-    world.grid.grid = list(cells)
-    world.step_count = 0
-    for door, (is_open, is_locked) in zip(doors, doors_state, strict=True):
-        door.is_open, door.is_locked = is_open, is_locked

@@ -164,7 +164,16 @@ class VerifiersEnvironment(Environment):
         assert self._process.stdout
         try:
             self._process.stdin.write(json.dumps({"op": operation, **fields}).encode() + b"\n")
-            line = self._read_line(self._process.stdout)
+            line, ends_at = b"", time.monotonic() + self._timeout
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._process.stdout, selectors.EVENT_READ)
+                while not line.endswith(b"\n"):
+                    if not selector.select(max(0.0, ends_at - time.monotonic())):
+                        raise EnvError(f"verifiers did not answer within {self._timeout:g} s")
+                    chunk = self._process.stdout.read(2**16)
+                    if not chunk:
+                        break
+                    line += chunk
         except BrokenPipeError:
             line = b""
         if not line.endswith(b"\n"):
@@ -176,19 +185,6 @@ class VerifiersEnvironment(Environment):
         if "error" in answer:
             raise EnvError(f"verifiers could not {operation} {self._name}: {shorten(answer['error'])}")
         return answer
-
-    def _read_line(self, stream: Any) -> bytes:
-        line, ends_at = b"", time.monotonic() + self._timeout
-        with selectors.DefaultSelector() as selector:
-            selector.register(stream, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0.0, ends_at - time.monotonic())):
-                    raise EnvError(f"verifiers did not answer within {self._timeout:g} s")
-                chunk = stream.read(2**16)
-                if not chunk:
-                    break
-                line += chunk
-        return line
 
 
 create = VerifiersEnvironment

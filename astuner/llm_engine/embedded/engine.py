@@ -259,7 +259,15 @@ class EmbeddedEngine:
         except Exception as error:
             failure = ModelError(f"the embedded engine failed: {type(error).__name__}: {error}; create a new engine")
             failure.__cause__ = error
-        self._fail(failure)
+        with self._lock:
+            self._failure = failure
+        # First clear the state, which may be invalid, then fail what was submitted in the meantime.
+        self._scheduler.fail_all(failure)
+        while not self._inbox.empty():
+            self._inbox.get()()
+        for update in self._updates:
+            update.done.set_exception(failure)
+        self._scheduler.fail_all(failure)
 
     def _apply(self, update: _WeightUpdate) -> None:
         try:
@@ -270,18 +278,6 @@ class EmbeddedEngine:
         self._scheduler.clear_cache()
         self._scheduler.policy_version = update.policy_version
         update.done.set_result(None)
-
-    def _fail(self, failure: ModelError) -> None:
-        """Fail all requests and weight updates with `failure`, including those that are still being submitted."""
-        with self._lock:
-            self._failure = failure
-        # First clear the state, which may be invalid, then fail what was submitted in the meantime.
-        self._scheduler.fail_all(failure)
-        while not self._inbox.empty():
-            self._inbox.get()()
-        for update in self._updates:
-            update.done.set_exception(failure)
-        self._scheduler.fail_all(failure)
 
 
 def _settle(answer: asyncio.Future[Completion], result: Completion | ModelError) -> None:
