@@ -11,7 +11,7 @@ from astuner.doors import lazy_names
 if TYPE_CHECKING:
     from astuner.debugging.breakpoints import bp
     from astuner.job import AstunerJob
-    from astuner.model_tuner import ModelTuner
+    from astuner.model_tuner.tuner import ModelTuner
     from astuner.schema import AgentStep, WorkflowOutput, WorkflowTask
     from astuner.workflow import Workflow
     from astuner.workflows.agent_loop.workflow import discounted_returns
@@ -42,7 +42,7 @@ if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ an
 _MODULES = {
     "AgentStep": "astuner.schema",
     "AstunerJob": "astuner.job",
-    "ModelTuner": "astuner.model_tuner",
+    "ModelTuner": "astuner.model_tuner.tuner",
     "Workflow": "astuner.workflow",
     "WorkflowOutput": "astuner.schema",
     "WorkflowTask": "astuner.schema",

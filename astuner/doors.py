@@ -51,8 +51,8 @@ DOORS: Mapping[str, Mapping[str, str]] = {
         "huggingface_dat_repo": "astuner.task_reader.huggingface_dat_repo:repo_splits",
     },
     "judge": {
-        "learned_rubrics": "astuner.task_judge.rubrics_auto_grader:load_or_learn_rubrics",
-        "rubrics_grader": "astuner.task_judge.rubrics_auto_grader:make_grader",
+        "learned_rubrics": "astuner.task_judge.rubrics_auto_grader.learning:load_or_learn_rubrics",
+        "rubrics_grader": "astuner.task_judge.rubrics_auto_grader.grader:make_grader",
     },
     "engine": {
         "completions": "astuner.llm_engine.completions:CompletionsEngine",
@@ -64,8 +64,8 @@ DOORS: Mapping[str, Mapping[str, str]] = {
         "service": "astuner.launcher.ray_service:ray_service",
     },
     "teacher": {
-        "load": "astuner.algorithms.distillation:load_distiller",
-        "model": "astuner.algorithms.distillation:ModelTeacher",
+        "load": "astuner.algorithms.distillation.distiller:load_distiller",
+        "model": "astuner.algorithms.distillation.teachers:ModelTeacher",
     },
     "loop": {"supervised": "astuner.backbone.local.supervised:SupervisedLoop"},
     "record": {

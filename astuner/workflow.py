@@ -15,7 +15,7 @@ from astuner.plugin import describe, load_object, subclass_at
 from astuner.schema import WorkflowOutput, WorkflowTask
 
 if TYPE_CHECKING:
-    from astuner.model_tuner import ModelTuner
+    from astuner.model_tuner.tuner import ModelTuner
 
 
 class Workflow(ABC):

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging
 
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.schema import SamplingParams
 
 MAX_MODEL_LEN = 2048

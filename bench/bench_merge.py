@@ -16,7 +16,8 @@ from typing import Any
 
 from workloads import BUILT_IN, Workload, calls_of, load
 
-from astuner.context_tracker import build_samples, certificate, count_tokens
+from astuner.context_tracker.audit import certificate, count_tokens
+from astuner.context_tracker.merge import build_samples
 
 
 def measure(name: str, workload: Workload, repeats: int) -> dict[str, Any]:

@@ -32,7 +32,8 @@ from workloads import VOCABULARY, Agent, Workload, calls_of, group, retry, three
 from astuner.backbone.packing.row_bins import UpdateTokens
 from astuner.backbone.verl.batch_layout import sample_fields
 from astuner.config.trainer import PackMode
-from astuner.context_tracker import build_samples, encode_ids
+from astuner.context_tracker.merge import build_samples
+from astuner.context_tracker.packing import encode_ids
 
 # A package in the environments of the backbones is also called `tests`.
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "backbone" / "verl"))

@@ -26,7 +26,8 @@ from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Policy
 from astuner.config.model import ModelConfig
 from astuner.config.trainer import PackMode
-from astuner.context_tracker import build_samples, count_tokens
+from astuner.context_tracker.audit import count_tokens
+from astuner.context_tracker.merge import build_samples
 
 # The forked workloads benchmark merging; with one row per call, an update of them takes minutes.
 WORKLOADS = [name for name in BUILT_IN if not name.startswith("forked")]

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
-from astuner.context_tracker import encode_ids
-from astuner.context_tracker.packing import count_distinct_prefixes
+from astuner.context_tracker.packing import count_distinct_prefixes, encode_ids
 from astuner.llm_engine.cpu_linear import linear, pack
 
 

@@ -28,7 +28,7 @@ MAX_MODEL_LEN = 512
 def astuner(model: str, dtype: str, tokens: int) -> Sample:
     """The embedded engine."""
     from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
-    from astuner.llm_engine.embedded import EmbeddedEngine
+    from astuner.llm_engine.embedded.engine import EmbeddedEngine
     from astuner.schema import SamplingParams
 
     loaded = load_causal_lm(model, compute_dtype(dtype, choose_device("cpu")))

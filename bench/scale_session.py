@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult, shuffle_seed, step_advantages
+from astuner.algorithms.registry import resolve
 from astuner.algorithms.training_rows import TokenValues, mini_batches, row_scales, training_rows
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.session import TrainingSession
 from astuner.model_tuner.history import History, Prompt
 from astuner.run_record.updates import count_trained_tokens
 from astuner.schema import Completion, Episode, Message, Packed, SamplingParams, concatenate
-from astuner.task_rollout import BatchRequest, OnEpisode
+from astuner.task_rollout.rollout import BatchRequest, OnEpisode
 from astuner.task_runner.groups import with_samples
 
 # Share of the new tokens of a call that the model has sampled; the others are observations.

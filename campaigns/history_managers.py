@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from astuner.config.workflow import ContextTrackerConfig
-from astuner.context_tracker import certificate, count_tokens
+from astuner.context_tracker.audit import certificate, count_tokens
 from astuner.env_service import load_environment
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, load_tokenizer
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec, load_tokenizer
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
-from astuner.task_runner import TaskRunner
+from astuner.task_runner.runner import TaskRunner
 from astuner.workflows.agent_loop import EnvWorkflow, LoopSettings
 from tests.workflows.agent_loop.conftest import LocalInstance
 from tutorial.example_frozenlake import prepare_model_8x8

@@ -67,7 +67,7 @@ def use_sampler(sampler: str) -> None:
     """Give the engine of the local backbone the weights or the dtype of a sampler."""
     from astuner.algorithms import credit_assignment
     from astuner.backbone.local.backbone import LocalSession
-    from astuner.llm_engine.embedded import EmbeddedEngine
+    from astuner.llm_engine.embedded.engine import EmbeddedEngine
 
     for check in ("_compare_weights", "_compare_logprobs"):
         setattr(LocalSession, check, lambda *_: None)

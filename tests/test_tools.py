@@ -19,11 +19,13 @@ from agentscope.tool import Toolkit, execute_python_code
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Episode, Task
-from astuner.task_rollout import BatchRequest, TaskRollout
 from astuner.task_rollout.episodes_here import EpisodesHere
-from astuner.task_runner import TaskRunner
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout
+from astuner.task_runner.runner import TaskRunner
 from astuner.tools import run_python, sandbox_agentscope
 from tests import preloaded
 

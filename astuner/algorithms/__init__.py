@@ -13,30 +13,3 @@ With `algorithm = resolve(config)` and `rule = algorithm.rule`, a trainer does t
 Supervised training has no `rule`: in steps 3 and 4, `sft_token_weights` replaces the train counts and
 `cross_entropy_losses` replaces the policy loss.
 """
-
-from astuner.algorithms.advantages import episode_sums, has_signal, overlong_punishment, rewards_with_kl
-from astuner.algorithms.aggregate import cross_entropy_losses, sample_scales, sft_token_weights, token_weights
-from astuner.algorithms.kl import differentiable_entropy, entropy_from_logprobs, high_entropy_threshold, token_kl
-from astuner.algorithms.policy_batch import CallTable, LossMetrics, PolicyBatch
-from astuner.algorithms.registry import Algorithm, ReinforcementRule, resolve
-
-__all__ = [
-    "Algorithm",
-    "CallTable",
-    "LossMetrics",
-    "PolicyBatch",
-    "ReinforcementRule",
-    "cross_entropy_losses",
-    "differentiable_entropy",
-    "entropy_from_logprobs",
-    "episode_sums",
-    "has_signal",
-    "high_entropy_threshold",
-    "overlong_punishment",
-    "resolve",
-    "rewards_with_kl",
-    "sample_scales",
-    "sft_token_weights",
-    "token_kl",
-    "token_weights",
-]

@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from astuner.algorithms import (
-    Algorithm,
-    ReinforcementRule,
+from astuner.algorithms.advantages import (
+    RewardComponents,
     has_signal,
     overlong_punishment,
+    reward_components,
     rewards_with_kl,
 )
-from astuner.algorithms.advantages import RewardComponents, reward_components
 from astuner.algorithms.call_advantages import add_to_calls, advantages_by_call, anchor_state_advantages
+from astuner.algorithms.registry import Algorithm, ReinforcementRule
 from astuner.algorithms.training_rows import SampleKey, TokenValues, TrainingRow, sample_updates
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import response_length
+from astuner.context_tracker.audit import response_length
 from astuner.doors import through_door
 from astuner.errors import BackboneError, LogprobGapError
 from astuner.run_record.updates import SampleUpdate

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from astuner.algorithms import sample_scales
+from astuner.algorithms.aggregate import sample_scales
 from astuner.config.algorithms import LossAggMode, MiniBatchUnit
 from astuner.run_record.updates import SampleUpdate, count_trained_tokens
 from astuner.schema import Episode, Floats, LlmCall, Sample

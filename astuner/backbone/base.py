@@ -18,7 +18,7 @@ from astuner.run_record.record import RunRecord
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode, Split
 from astuner.system.paths import is_installed
-from astuner.task_rollout import ActiveEpisodes
+from astuner.task_rollout.active_episodes import ActiveEpisodes
 
 if TYPE_CHECKING:
     from astuner.diagnostics.monitor import Monitor

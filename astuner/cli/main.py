@@ -26,7 +26,7 @@ from astuner.cli.options import (
 )
 from astuner.doors import through_door
 from astuner.errors import AstunerError
-from astuner.system.redaction import learn_secret_settings
+from astuner.system.redaction.redactor import learn_secret_settings
 from astuner.system.signals import Terminated, terminate_on
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from click.shell_completion import CompletionItem
 from astuner.debugging.breakpoints import enable_tags
 from astuner.doors import DOORS, through_door
 from astuner.errors import AstunerError, did_you_mean, short_repr
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 _BACKBONES = ("auto", "debug", "local", "verl", "trinity")
 CONF = click.option(

@@ -17,7 +17,7 @@ from astuner.config.validation import Draft, Problem, outermost_unknown, raise_p
 from astuner.config.yaml_file import shown
 from astuner.errors import ConfigError
 from astuner.system.gpus import visible_gpus
-from astuner.system.redaction import learn_secret_settings
+from astuner.system.redaction.redactor import learn_secret_settings
 
 _BACKBONE = parts("astuner.backbone")
 

@@ -18,7 +18,7 @@ from astuner.config.keys import KeyPath, dotted, is_changed, schema, without
 from astuner.config.root import WITHOUT_EFFECT, RunConfig
 from astuner.config.validation import Problem
 from astuner.errors import ConfigError, did_you_mean
-from astuner.system.redaction import learn_secret_settings, redact_settings
+from astuner.system.redaction.redactor import learn_secret_settings, redact_settings
 
 SHIPPED_FOLDER = Path(__file__).resolve().parent.parent / "default_config"
 SUFFIXES = (".yaml", ".yml")

@@ -15,7 +15,7 @@ import numpy as np
 
 from astuner.config.root import AstunerConfig
 from astuner.errors import WorkflowError
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, Ints, LlmCall, Task, TaskSet
 

@@ -19,7 +19,7 @@ from astuner.diagnostics.evidence import (
     model_facts,
     probe_template,
 )
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.run_record.findings import RunFinding, Severity
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, TaskSet

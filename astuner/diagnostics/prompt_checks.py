@@ -11,7 +11,7 @@ from typing import get_args
 from astuner.diagnostics.evidence import REFERENCE_FIELDS, Result, StepEvidence, Transcript, reference, text_of
 from astuner.diagnostics.start_checks import BOS_FIX
 from astuner.errors import short_repr
-from astuner.model_tuner import TOOL_PARSER_NAMES
+from astuner.model_tuner.tool_parsers import TOOL_PARSER_NAMES
 from astuner.schema import ForkCause, Ints, LlmCall, Task
 
 # Maximum number of prompts that are decoded in a step, because decoding is slow.

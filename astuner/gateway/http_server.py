@@ -19,9 +19,9 @@ from loguru import logger
 from astuner.config.services import GatewayConfig
 from astuner.errors import ServiceError, WorkflowError
 from astuner.gateway.sessions import EpisodeSession, KeyClaims, KeySigner
-from astuner.model_tuner import ModelTuner
 from astuner.model_tuner.framework_adapters import OpenAiEndpoint
 from astuner.model_tuner.targets import DebugModel
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.system.localhost import BACKLOG, listening_socket
 
 if TYPE_CHECKING:

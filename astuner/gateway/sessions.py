@@ -17,8 +17,9 @@ from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from astuner.errors import AgentMadness, AstunerError, EpisodeError, EpisodeStopped, WorkflowError, message_of, text_of
-from astuner.model_tuner import ChatAnswer, ModelTuner
+from astuner.model_tuner.answers import ChatAnswer
 from astuner.model_tuner.targets import DebugModel
+from astuner.model_tuner.tuner import ModelTuner
 
 _PREFIX = "sk-astuner-"
 _MAC_BYTES = 32

@@ -19,7 +19,7 @@ from astuner.helper_llm.cache import AnswerCache, default_cache_folder, question
 from astuner.helper_llm.keys import ApiKeys
 from astuner.helper_llm.usage import LlmUsage, UsageMeter, shared_slot
 from astuner.system.loop_thread import LoopThread
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI

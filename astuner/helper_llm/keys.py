@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from astuner.config.services import JudgeLlmConfig
 from astuner.errors import ConfigError, JudgeUnavailableError
-from astuner.system.redaction import learn_secret_settings
+from astuner.system.redaction.redactor import learn_secret_settings
 
 _DASHSCOPE, _OPENAI = "DASHSCOPE_API_KEY", "OPENAI_API_KEY"
 _BACKUP_SUFFIX = "_BACKUP"

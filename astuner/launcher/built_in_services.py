@@ -22,7 +22,7 @@ from astuner.errors import ConfigError, ServiceError, did_you_mean
 from astuner.processes.guarded_process import TempDir
 from astuner.system.localhost import ADDRESS, free_port, is_port_taken
 from astuner.system.paths import installed_program, is_installed
-from astuner.system.redaction import learn_secrets
+from astuner.system.redaction.redactor import learn_secrets
 
 ENV_SERVICE = "env_service"
 """Name of the environment service that a run starts."""

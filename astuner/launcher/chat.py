@@ -23,13 +23,15 @@ from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import AstunerError, ConfigError, ModelError, RecordError
 from astuner.launcher.console import filtered_output, make_console
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec, load_tokenizer
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.run_record.recorded_run import RecordedRun, find_run
 from astuner.schema import Message, Task, WorkflowOutput, WorkflowTask
 from astuner.system.control_characters import escape_control_characters
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_rollout import BatchRequest, TaskRollout
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from astuner.viewer.transcripts import EpisodeTranscript
 
 NEW_CONVERSATION = "/new"
@@ -146,7 +148,7 @@ def open_engine(path: str, codec: ChatCodec, config: AstunerConfig | None) -> It
     """Load a model for inference, with the settings of a configuration if there is one; close it after the block."""
     # After the check of the model's name, because these import PyTorch.
     from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
-    from astuner.llm_engine.embedded import EmbeddedEngine
+    from astuner.llm_engine.embedded.engine import EmbeddedEngine
 
     device = choose_device(config.trainer_common.device if config else "auto")
     dtype = compute_dtype(config.model.dtype if config else "auto", device)

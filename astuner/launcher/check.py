@@ -34,9 +34,9 @@ from astuner.launcher.launch import Launcher
 from astuner.llm_engine.vllm_server.installation import check_engine_packages
 from astuner.run_record.loggers import check_loggers
 from astuner.system.gpus import Machine, described_gpus
-from astuner.system.redaction import redact_argv
+from astuner.system.redaction.redactor import redact_argv
 from astuner.task_reader import describe_left_out
-from astuner.task_rollout import ActiveEpisodes
+from astuner.task_rollout.active_episodes import ActiveEpisodes
 from astuner.viewer.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 
 _MAX_TASKS = 2

@@ -28,9 +28,9 @@ from astuner.plugin import raised_at
 from astuner.run_record.console_lines import FILE_ONLY
 from astuner.schema import Episode, Split
 from astuner.system.control_characters import escape_control_characters
-from astuner.system.redaction import redact
 from astuner.system.redaction.output import redacted_output
-from astuner.task_rollout import describe_failures
+from astuner.system.redaction.redactor import redact
+from astuner.task_rollout.rollout import describe_failures
 from astuner.task_rollout.statistics import scored, tokens_of
 from astuner.viewer.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 

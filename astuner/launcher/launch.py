@@ -55,7 +55,7 @@ from astuner.schema import Episode, Split
 from astuner.system.clock import timestamp
 from astuner.system.signals import report_on_usr1
 from astuner.task_reader import describe_left_out
-from astuner.task_rollout import ActiveEpisodes
+from astuner.task_rollout.active_episodes import ActiveEpisodes
 from astuner.viewer.transcripts import Shown
 
 Result = TypeVar("Result")

@@ -16,7 +16,7 @@ from astuner.backbone.training.checkpoints import complete_checkpoints, damaged_
 from astuner.config.keys import dotted, get_at, schema
 from astuner.config.section import ResumeRule
 from astuner.run_record.recorded_run import search_folders_of
-from astuner.system.redaction import redact_settings
+from astuner.system.redaction.redactor import redact_settings
 
 _REDACTED = "[redacted]"
 

@@ -17,7 +17,7 @@ from astuner.run_record.episodes import EpisodeEntry, read_index
 from astuner.run_record.metrics import read_metrics
 from astuner.run_record.summary import RunSummary
 from astuner.run_record.verdict import run_verdict
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 from astuner.viewer.transcripts import EpisodeTranscript
 
 _MIN_WIDTH_OF_COLUMNS = 76

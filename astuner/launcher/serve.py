@@ -13,14 +13,16 @@ import httpx
 import uvicorn
 from fastapi import FastAPI, Request, Response
 
-from astuner.gateway import Gateway
+from astuner.gateway.http_server import Gateway
 from astuner.launcher.chat import find_model, open_engine, unlimited_calls
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, load_tokenizer
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec, load_tokenizer
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.run_record.files import JsonLines
 from astuner.run_record.jsonable import to_jsonable
 from astuner.system.localhost import listen, local_hosts, rejection_reason
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 from astuner.task_sources.tracing.trace import Feedback, TraceProblem, read_feedback, read_tools
 
 TRACE_HEADER = "x-trace-id"

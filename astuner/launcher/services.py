@@ -25,7 +25,7 @@ from astuner.errors import ConfigError, ServiceError
 from astuner.launcher.built_in_services import ENV_SERVICE, BuiltInService, automatic_env_service, find_built_in
 from astuner.processes.guarded_process import GuardedProcess, ProcessLog, TempDir
 from astuner.system.localhost import is_port_taken, port_holder
-from astuner.system.redaction import learn_secrets, redact_argv
+from astuner.system.redaction.redactor import learn_secrets, redact_argv
 
 _RAY_SERVICES = ("ray", "ray-cluster")
 _LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1", "0.0.0.0")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from astuner.context_tracker import encode_ids, shared_prefix_length
+from astuner.context_tracker.packing import encode_ids, shared_prefix_length
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.messages import message_digest
 from astuner.schema import Fork, ForkCause, LlmCall, Messages, Tools

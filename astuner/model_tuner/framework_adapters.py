@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
     from pydantic import BaseModel
 
-    from astuner.gateway import Gateway
+    from astuner.gateway.http_server import Gateway
     from astuner.model_tuner.agentscope import AgentScopeModel
     from astuner.model_tuner.answers import ChatAnswer
     from astuner.model_tuner.tuner import ModelTuner

@@ -39,7 +39,7 @@ from astuner.schema import Anomaly, Completion, LlmCall, Messages, SamplingParam
 from astuner.system.clock import timestamp
 
 if TYPE_CHECKING:
-    from astuner.gateway import Gateway
+    from astuner.gateway.http_server import Gateway
     from astuner.model_tuner.remote import RemoteModelTuner
 
 

@@ -19,8 +19,8 @@ from astuner.errors import ServiceError
 from astuner.processes.guard import DETACH, end_group
 from astuner.run_record.files import write_errors
 from astuner.system.paths import python_path
-from astuner.system.redaction import StreamRedactor, current_redactor, redact
 from astuner.system.redaction.output import RedactingStream
+from astuner.system.redaction.redactor import StreamRedactor, current_redactor, redact
 
 GRACE_SECONDS = 5.0
 """Default time between SIGTERM and SIGKILL."""

@@ -35,7 +35,7 @@ from astuner.run_record.files import (
 from astuner.run_record.jsonable import Redact, decode, encode, to_jsonable
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, EpisodeStatus, Split, TokenCounts
-from astuner.system.redaction import current_redactor
+from astuner.system.redaction.redactor import current_redactor
 
 _FOLDER = "episodes"
 _INDEX = "index.jsonl"

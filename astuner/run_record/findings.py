@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from astuner.errors import RecordError, short_repr
 from astuner.run_record.files import JsonLines, OnDamaged, read_rows
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 FINDINGS_FILE = "diagnostics.jsonl"
 Severity = Literal["error", "warning"]

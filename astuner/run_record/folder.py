@@ -21,7 +21,7 @@ import astuner
 from astuner.errors import RecordError
 from astuner.run_record.files import write_atomically, write_errors
 from astuner.run_record.jsonable import to_jsonable
-from astuner.system.redaction import current_redactor, redact, redact_argv
+from astuner.system.redaction.redactor import current_redactor, redact, redact_argv
 
 _ENVIRONMENT = "environment.json"
 _CONFIG = "config.yaml"

@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 
 from astuner.errors import RecordError, message_of, text_of
 from astuner.schema import JSON_KEY, Packed
-from astuner.system.redaction import REDACTED, holds_credential
+from astuner.system.redaction.formats import holds_credential
+from astuner.system.redaction.redactor import REDACTED
 
 T = TypeVar("T")
 Redact = Callable[[str], str]

@@ -14,7 +14,7 @@ from loguru import logger
 
 from astuner.errors import RecordError, shorten
 from astuner.run_record.files import JsonLines, OnDamaged, read_rows
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 METRICS_FILE = "metrics.jsonl"
 _Z95 = 1.959964  # the 97.5% quantile of the normal distribution

@@ -16,7 +16,7 @@ from astuner.errors import RecordError
 from astuner.run_record.files import dump_json, read_json_document, read_json_lines, write_atomically, write_errors
 from astuner.run_record.jsonable import decode, encode
 from astuner.schema import Judgement, Split
-from astuner.system.redaction import current_redactor
+from astuner.system.redaction.redactor import current_redactor
 
 _SUMMARY = "rescore.json"
 _EPISODES = "episodes.jsonl"

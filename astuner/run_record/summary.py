@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, NonNegative
 from astuner.errors import RecordError
 from astuner.run_record.files import dump_json, write_atomically
 from astuner.run_record.jsonable import to_jsonable
-from astuner.system.redaction import current_redactor
+from astuner.system.redaction.redactor import current_redactor
 
 _FILE = "summary.json"
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -16,7 +16,7 @@ from astuner.errors import shorten
 from astuner.system.clock import timestamp
 
 if TYPE_CHECKING:
-    from astuner.model_tuner import ModelTuner
+    from astuner.model_tuner.tuner import ModelTuner
 
 _current_key: ContextVar[str | None] = ContextVar("astuner_episode", default=None)
 

@@ -17,7 +17,8 @@ from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.tracebacks import format_stack, innermost_user_frame, thread_stack
 from astuner.errors import EpisodeTimeout, shorten
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ModelTuner
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.processes.episode_processes import EpisodeProcesses, end_current_episode
 from astuner.schema import Episode, LlmCall, WorkflowTask
 from astuner.system.clock import timestamp
@@ -27,7 +28,8 @@ from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
 from astuner.task_rollout.episode_loop import JobResult, run_job
 from astuner.task_rollout.process_settings import ProcessSettings
 from astuner.task_rollout.rollout import failed_episode, is_unjudged
-from astuner.task_runner import TaskRunner, describe_calls, judge_group
+from astuner.task_runner.groups import judge_group
+from astuner.task_runner.runner import TaskRunner, describe_calls
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RELEASE_SECONDS = 2.0

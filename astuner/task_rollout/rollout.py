@@ -20,7 +20,7 @@ from astuner.errors import (
     without_variable_parts,
 )
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner.chat_options import CallSettings
 from astuner.schema import Episode, LlmCall, Split, Task, WorkflowTask
 from astuner.system.clock import timestamp
 from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport

@@ -10,7 +10,7 @@ from typing import get_args
 
 import numpy as np
 
-from astuner.context_tracker import count_tokens
+from astuner.context_tracker.audit import count_tokens
 from astuner.errors import UnscoredError
 from astuner.schema import Episode, ForkCause, TokenCounts
 

@@ -6,7 +6,8 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from astuner.context_tracker import MergeMode, build_samples, certificate, limit_samples
+from astuner.context_tracker.audit import certificate
+from astuner.context_tracker.merge import MergeMode, build_samples, limit_samples
 from astuner.debugging.tracebacks import format_error
 from astuner.errors import CallLimitError, EpisodeError, JudgeError, UnscoredError, WorkflowError, message_of, shorten
 from astuner.run_record.jsonable import to_jsonable

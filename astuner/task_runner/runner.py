@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal, cast
 
-from astuner.context_tracker import MergeMode
+from astuner.context_tracker.merge import MergeMode
 from astuner.debugging.breakpoints import DebuggerQuit, is_debugged
 from astuner.debugging.deadlines import deadline
 from astuner.debugging.tracebacks import error_location, format_error
@@ -28,9 +28,12 @@ from astuner.errors import (
     message_of,
     short_repr,
 )
-from astuner.gateway import Gateway
+from astuner.gateway.http_server import Gateway
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.targets import Targets
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Episode, Judgement, LlmCall, WorkflowOutput, WorkflowTask, checked_reward
 from astuner.system.clock import timestamp

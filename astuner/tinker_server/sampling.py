@@ -19,7 +19,7 @@ from loguru import logger
 from torch import Tensor
 
 from astuner.errors import ModelError
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.weight_digests import WeightDigests, differing_weights, weight_digests
 from astuner.schema import SamplingParams
 from astuner.tinker_server import wire

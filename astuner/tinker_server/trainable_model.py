@@ -20,7 +20,7 @@ from astuner.errors import ModelError
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.weight_digests import weight_digests
-from astuner.model_tuner import load_tokenizer
+from astuner.model_tuner.codec import load_tokenizer
 from astuner.tinker_server.forward_pass import DatumBatch, ForwardPass, batches
 from astuner.tinker_server.wire import AdamParams, LoraSettings, TinkerRequestError
 

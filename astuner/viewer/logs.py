@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 from astuner.errors import RecordError
 from astuner.run_record.episode_file import read_episode_document
 from astuner.run_record.recorded_run import file_in_run
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 _PATTERNS = ("*.log", "services/*.log")
 _MAX_FILES = 200

@@ -14,7 +14,7 @@ from astuner.errors import shorten
 from astuner.run_record.episode_file import common_prefix_len
 from astuner.schema import Episode, LlmCall, Message
 from astuner.system.control_characters import escape_control_characters
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 Shown = int | Literal["all", "none"]
 """Number of transcripts per task, or all in full, or none."""

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.algorithms import has_signal
 from astuner.algorithms.advantages import (
     batch_normalised_advantages,
     group_centred_advantages,
     group_decoupled_advantages,
     group_relative_advantages,
+    has_signal,
     leave_one_out_advantages,
     length_weighted_advantages,
     mean_normalised_advantages,

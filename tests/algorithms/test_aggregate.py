@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.algorithms import sample_scales, token_weights
+from astuner.algorithms.aggregate import sample_scales, token_weights
 from astuner.errors import BackboneError
 
 MODES = ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum-norm"]

@@ -15,15 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from astuner.algorithms import (
-    Algorithm,
-    CallTable,
-    PolicyBatch,
-    resolve,
-    sample_scales,
-    token_kl,
-    token_weights,
-)
+from astuner.algorithms.aggregate import sample_scales, token_weights
+from astuner.algorithms.kl import token_kl
+from astuner.algorithms.policy_batch import CallTable, PolicyBatch
+from astuner.algorithms.registry import Algorithm, resolve
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS, LossAggMode
 from tests.algorithms.published import PUBLISHED, Answer, published_objective

@@ -10,7 +10,6 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from astuner.algorithms import CallTable, PolicyBatch, resolve
 from astuner.algorithms.correction import (
     CORRECTION_SUMS,
     Correction,
@@ -18,6 +17,8 @@ from astuner.algorithms.correction import (
     correction_summary,
     resolve_correction,
 )
+from astuner.algorithms.policy_batch import CallTable, PolicyBatch
+from astuner.algorithms.registry import resolve
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.corrections import CORRECTIONS, CorrectionConfig, CorrectionName
 from astuner.config.root import AstunerConfig

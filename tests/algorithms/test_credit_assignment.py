@@ -9,14 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.algorithms import ReinforcementRule, resolve
 from astuner.algorithms.call_advantages import advantages_by_call
 from astuner.algorithms.credit_assignment import StepAdvantages, step_advantages, tasks_with_signal
+from astuner.algorithms.registry import ReinforcementRule, resolve
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import MergeMode, build_samples, response_length
+from astuner.context_tracker.audit import response_length
+from astuner.context_tracker.merge import MergeMode, build_samples
 from astuner.errors import BackboneError
 from astuner.schema import AgentStep, Episode, Fork, Judgement, LlmCall, Task
 from tests.context_tracker.test_merge import forests

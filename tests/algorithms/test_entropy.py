@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from astuner.algorithms import differentiable_entropy, entropy_from_logprobs, high_entropy_threshold, kl
+from astuner.algorithms import kl
+from astuner.algorithms.kl import differentiable_entropy, entropy_from_logprobs, high_entropy_threshold
 
 
 def test_hand_worked():

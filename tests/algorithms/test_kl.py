@@ -5,8 +5,7 @@ import math
 import pytest
 import torch
 
-from astuner.algorithms import token_kl
-from astuner.algorithms.kl import K3_LIMIT, LOG_RATIO_LIMIT
+from astuner.algorithms.kl import K3_LIMIT, LOG_RATIO_LIMIT, token_kl
 
 KINDS = ["k1", "k2", "low_var_kl"]
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from astuner.algorithms import CallTable, PolicyBatch
-from astuner.algorithms.policy_batch import NO_CLIP, ClipRange, LossMetrics
+from astuner.algorithms.policy_batch import NO_CLIP, CallTable, ClipRange, LossMetrics, PolicyBatch
 from astuner.algorithms.policy_loss import (
     clipped_surrogate_loss,
     clipped_weight_loss,

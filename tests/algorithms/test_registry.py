@@ -6,9 +6,9 @@ from typing import get_args
 import pytest
 import torch
 
-from astuner.algorithms import resolve
 from astuner.algorithms.docs_table import PARTS
 from astuner.algorithms.policy_batch import NO_CLIP, ClipRange
+from astuner.algorithms.registry import resolve
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName
 from astuner.config.docs_tables import with_generated_parts

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from astuner.algorithms import episode_sums, overlong_punishment, rewards_with_kl
+from astuner.algorithms.advantages import episode_sums, overlong_punishment, rewards_with_kl
 
 
 def test_overlong_punishment_hand_worked():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from astuner.algorithms import cross_entropy_losses, sample_scales, sft_token_weights, token_weights
+from astuner.algorithms.aggregate import cross_entropy_losses, sample_scales, sft_token_weights, token_weights
 
 TRAIN_COUNTS = torch.tensor([[0, 0, 1, 1], [0, 1, 0, 0], [1, 0, 1, 0]])
 # The first row is full, the second is padded on the right, the third on the left.

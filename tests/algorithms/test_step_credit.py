@@ -9,11 +9,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.algorithms import resolve
 from astuner.algorithms.call_advantages import anchor_state_advantages
 from astuner.algorithms.credit_assignment import StepAdvantages, step_advantages, tasks_with_signal
+from astuner.algorithms.registry import resolve
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.errors import BackboneError
 from astuner.schema import AgentStep, Episode, LlmCall, Task
 from tests.algorithms.published import published_step_advantages

@@ -10,16 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from astuner.algorithms import (
-    CallTable,
-    PolicyBatch,
-    high_entropy_threshold,
-    resolve,
-    sample_scales,
-    token_kl,
-    token_weights,
-)
+from astuner.algorithms.aggregate import sample_scales, token_weights
 from astuner.algorithms.correction import Correction, corrected_loss
+from astuner.algorithms.kl import high_entropy_threshold, token_kl
+from astuner.algorithms.policy_batch import CallTable, PolicyBatch
+from astuner.algorithms.registry import resolve
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.corrections import CorrectionConfig
 

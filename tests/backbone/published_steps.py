@@ -13,13 +13,14 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
-from astuner.algorithms.distillation import Distiller, ModelTeacher
+from astuner.algorithms.distillation.distiller import Distiller
+from astuner.algorithms.distillation.teachers import ModelTeacher
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Policy
 from astuner.config.algorithm_settings import DistillationConfig
 from astuner.config.model import ModelConfig
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.schema import AgentStep, Episode, Judgement, LlmCall, Task
 from tests.algorithms.published import (
     PUBLISHED,

@@ -19,7 +19,7 @@ from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.loading import with_values
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.llm_engine.embedded.fast_forward import FastForward
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Task, TaskSet
 from tests.llm_engine.embedded.tiny_models import gemma2, gpt2, mamba, opt
 

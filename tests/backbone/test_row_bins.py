@@ -15,7 +15,7 @@ from astuner.backbone.packing.row_bins import (
     padded_budget,
     prefix_bins,
 )
-from astuner.context_tracker import encode_ids
+from astuner.context_tracker.packing import encode_ids
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=20)
 

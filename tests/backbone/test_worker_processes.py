@@ -18,10 +18,12 @@ from astuner.backbone.episode_workers.fork_server import SERVER_NAME
 from astuner.backbone.episode_workers.rollout import make_rollout, with_episodes
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Task, TaskSet
 from astuner.system.process_tree import is_running
-from astuner.task_rollout import ActiveEpisodes, BatchRequest, TaskRollout
+from astuner.task_rollout.active_episodes import ActiveEpisodes
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from tests.launcher.liveness import running_after
 
 AGENTS = Path(__file__).with_name("isolation_agents.py")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.context_tracker import build_samples, certificate, count_tokens, limit_samples
+from astuner.context_tracker.audit import certificate, count_tokens
+from astuner.context_tracker.merge import build_samples, limit_samples
 from astuner.schema import LlmCall, SamplingParams
 
 

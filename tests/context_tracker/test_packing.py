@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astuner.context_tracker import encode_ids, pack_encoded, pack_separate
+from astuner.context_tracker.packing import encode_ids, pack_encoded, pack_separate
 
 
 def packed_ids(sequences):

@@ -11,10 +11,10 @@ from zlib import crc32
 import pytest
 
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.diagnostics.evidence import StartEvidence, StepEvidence, UpdateEvidence, model_facts, probe_template
 from astuner.diagnostics.monitor import all_checks
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, LlmCall, SamplingParams, Task, TaskSet
 

@@ -10,7 +10,7 @@ import pytest
 
 from astuner.config.data import TaskReaderConfig
 from astuner.diagnostics.monitor import checks_of
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Fork, LlmCall, SamplingParams
 from tests.conftest import TOOLS
 from tests.diagnostics.conftest import Evidence, found, make_task

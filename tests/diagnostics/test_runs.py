@@ -14,7 +14,7 @@ from astuner import AstunerJob
 from astuner.backbone.local.backbone import LocalSession
 from astuner.cli.main import astuner as command
 from astuner.errors import LogprobGapError
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.run_record import read_findings
 
 AGENTS = Path(__file__).parent / "agents.py"

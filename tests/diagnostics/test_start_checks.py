@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from astuner.diagnostics.monitor import all_checks, checks_of
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import EnvTask, Task, TaskSet
 from tests.diagnostics.conftest import Evidence, found, make_task
 

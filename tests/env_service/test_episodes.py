@@ -18,10 +18,12 @@ from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.data import EnvServiceConfig, TaskReaderConfig
 from astuner.errors import TaskDataError
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Task, TaskSet
 from astuner.task_reader import read_tasks
-from astuner.task_rollout import ActiveEpisodes, BatchRequest, TaskRollout
+from astuner.task_rollout.active_episodes import ActiveEpisodes
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from tests.env_service import players
 from tests.env_service.services import Service, serving, wait_until
 

@@ -8,9 +8,10 @@ from typing import Any
 
 from astuner import ModelTuner, WorkflowTask
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Task
-from astuner.task_runner import TaskRunner
+from astuner.task_runner.runner import TaskRunner
 from astuner.workflow import FunctionWorkflow
 
 SYSTEM = "Use the tool for every sum."

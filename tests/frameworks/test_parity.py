@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from astuner.context_tracker import certificate
+from astuner.context_tracker.audit import certificate
 from tests.frameworks import agents
 from tests.frameworks.episode import Agent, add, run_episode, training_data
 

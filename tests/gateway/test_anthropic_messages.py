@@ -12,13 +12,16 @@ from anthropic import Anthropic
 from anthropic.types import Message
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError
-from astuner.gateway import Gateway
-from astuner.model_tuner import SAMPLING_PARAMETERS, ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
+from astuner.gateway.http_server import Gateway
+from astuner.model_tuner.answers import ChatAnswer
+from astuner.model_tuner.chat_options import SAMPLING_PARAMETERS
+from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.model_tuner.http_api.anthropic_messages import (
     parse_messages_request,
     to_messages_events,
     to_messages_response,
 )
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import FinishReason, LlmCall
 from tests.gateway.conftest import MakeTuner
 

@@ -9,9 +9,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 
-from astuner.context_tracker import build_samples, certificate
-from astuner.gateway import Gateway
-from astuner.model_tuner import ModelTuner
+from astuner.context_tracker.audit import certificate
+from astuner.context_tracker.merge import build_samples
+from astuner.gateway.http_server import Gateway
+from astuner.model_tuner.tuner import ModelTuner
 from tests.gateway.conftest import MakeTuner
 
 TOOLS: list[Any] = [

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from astuner.errors import CallLimitError, ContextLengthError, UnsupportedParameterError, WorkflowError
-from astuner.gateway import Gateway
+from astuner.gateway.http_server import Gateway
 from astuner.model_tuner.remote import RemoteModelTuner
 from tests.gateway.conftest import MakeTuner
 

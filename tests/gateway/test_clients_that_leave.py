@@ -17,12 +17,13 @@ import pytest
 from openai import AsyncOpenAI, OpenAI
 
 from astuner.config.services import GatewayConfig
-from astuner.gateway import Gateway
+from astuner.gateway.http_server import Gateway
 from astuner.gateway.routes import _DialectRoute
 from astuner.gateway.sessions import KeyClaims, RequestIdentity
-from astuner.model_tuner import ModelTuner, OpenAiEndpoint
+from astuner.model_tuner.framework_adapters import OpenAiEndpoint
 from astuner.model_tuner.http_api.dialects import DIALECTS
 from astuner.model_tuner.http_api.openai_completions import parse_chat_request
+from astuner.model_tuner.tuner import ModelTuner
 from tests.gateway.conftest import MakeTuner, SlowEngine
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

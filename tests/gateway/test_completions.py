@@ -8,11 +8,13 @@ import openai
 import pytest
 from openai import OpenAI
 
-from astuner.context_tracker import build_samples, certificate
+from astuner.context_tracker.audit import certificate
+from astuner.context_tracker.merge import build_samples
 from astuner.errors import InvalidRequestError
-from astuner.gateway import Gateway
-from astuner.model_tuner import ChatCodec, FrozenModel, Targets
+from astuner.gateway.http_server import Gateway
+from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.http_api.openai_completions import parse_completion_request
+from astuner.model_tuner.targets import FrozenModel, Targets
 from tests.gateway.conftest import MakeTuner
 
 

@@ -17,14 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai import OpenAI
 
-from astuner.context_tracker import build_samples, certificate
+from astuner.context_tracker.audit import certificate
+from astuner.context_tracker.merge import build_samples
 from astuner.errors import ModelError
-from astuner.gateway import Gateway, routes
+from astuner.gateway import routes
+from astuner.gateway.http_server import Gateway
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
-from astuner.model_tuner.answers import as_message
+from astuner.model_tuner.answers import ChatAnswer, as_message
+from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.model_tuner.http_api.dialects import DIALECTS, from_json, to_json
 from astuner.model_tuner.messages import message_digest, normalise
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Completion, LlmCall, SamplingParams
 from tests.gateway.conftest import MakeTuner
 

@@ -17,12 +17,16 @@ from openai import AsyncOpenAI, OpenAI
 from astuner.config.data import TaskJudgeConfig
 from astuner.errors import ModelError
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, ModelTuner, Targets
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.targets import FrozenModel, Targets
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Completion, Episode, SamplingParams, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_rollout import BatchRequest, TaskRollout, current_episode
+from astuner.task_rollout.active_episodes import current_episode
 from astuner.task_rollout.episodes_here import EpisodesHere
-from astuner.task_runner import TaskRunner
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout
+from astuner.task_runner.runner import TaskRunner
 from astuner.workflow import Workflow
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]

@@ -12,11 +12,13 @@ import pytest
 from openai import OpenAI
 
 from astuner.errors import ServiceError, WorkflowError
-from astuner.gateway import Gateway
+from astuner.gateway.http_server import Gateway
 from astuner.gateway.sessions import KeyClaims, KeySigner
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.remote import KEY_PATH
-from astuner.system.redaction import redact
+from astuner.model_tuner.tuner import ModelTuner
+from astuner.system.redaction.redactor import redact
 from tests.gateway.conftest import MakeTuner
 
 HI = [{"role": "user", "content": "hi"}]

@@ -10,9 +10,12 @@ from openai import OpenAI
 from openai.types.responses import Response
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError
-from astuner.gateway import Gateway
-from astuner.model_tuner import SAMPLING_PARAMETERS, ChatAnswer, ModelTuner, ParsedAnswer, ToolCall
+from astuner.gateway.http_server import Gateway
+from astuner.model_tuner.answers import ChatAnswer
+from astuner.model_tuner.chat_options import SAMPLING_PARAMETERS
+from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.model_tuner.http_api.openai_responses import parse_responses_request, to_response, to_response_events
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import FinishReason, LlmCall
 from tests.gateway.conftest import MakeTuner
 

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from astuner.cli.main import astuner as command
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.schema import Completion, SamplingParams
 from tests.launcher.conftest import Command
 

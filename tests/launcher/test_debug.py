@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from astuner.debugging import breakpoints
 from astuner.errors import RecordError
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.run_record import read_episode, read_index, read_summary
 from tests.launcher.conftest import Command, Ended
 from tests.llm_engine.completions_server import listening, serving

@@ -15,7 +15,7 @@ from astuner.backbone.training import run_inputs
 from astuner.backbone.training.progress import PhaseName, warn_if_slow
 from astuner.config.timing import DeadlinesConfig
 from astuner.debugging.deadlines import alarm
-from astuner.task_rollout import ActiveEpisodes
+from astuner.task_rollout.active_episodes import ActiveEpisodes
 from tests.launcher.conftest import Command
 
 Log = list[str]

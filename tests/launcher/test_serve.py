@@ -16,7 +16,7 @@ import uvicorn
 from astuner.launcher.chat import unlimited_calls
 from astuner.launcher.serve import ServedModel, create_app
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import SamplingParams
 from astuner.system.localhost import listen
 from astuner.task_sources.tracing.reader import read_traces

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from astuner.schema import Episode, LlmCall, Message, Task
-from astuner.system.redaction import learn_secrets
+from astuner.system.redaction.redactor import learn_secrets
 from astuner.viewer.transcripts import EpisodeTranscript, Shown, print_transcripts, select_episodes
 from tests.launcher.conftest import Command
 

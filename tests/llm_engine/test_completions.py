@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from astuner.errors import ContextLengthError, ModelError, UnsupportedParameterError
 from astuner.llm_engine.completions import CompletionsEngine
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.schema import Completion, OutputConstraint, SamplingParams
 from tests.llm_engine.completions_server import listening, serving
 

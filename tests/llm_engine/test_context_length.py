@@ -13,7 +13,7 @@ from transformers import AutoConfig, Phi3Config, Phi3ForCausalLM, PreTrainedMode
 from astuner.backbone.local.forward import token_logprobs
 from astuner.errors import ModelError
 from astuner.llm_engine.context_length import check_context_length, context_length
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.schema import SamplingParams
 from tests.llm_engine.embedded.tiny_models import llama, random_prompt
 

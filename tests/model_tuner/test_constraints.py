@@ -12,11 +12,14 @@ import pytest
 from pydantic import BaseModel
 from transformers import AutoModelForCausalLM
 
-from astuner.context_tracker import build_samples, certificate
+from astuner.context_tracker.audit import certificate
+from astuner.context_tracker.merge import build_samples
 from astuner.errors import CallLimitError, UnsupportedParameterError
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ChatOptions, ModelTuner
+from astuner.model_tuner.chat_options import CallSettings, ChatOptions
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Completion, SamplingParams
 
 HI = [{"role": "user", "content": "hi"}]

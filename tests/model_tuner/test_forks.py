@@ -11,7 +11,7 @@ import pytest
 
 from astuner.diagnostics.prompt_checks import fix_for
 from astuner.errors import ConfigError, WorkflowError
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.messages import digests
 from astuner.schema import LlmCall
 from tests.model_tuner.templates import CHATML, FAMILIES, Family

@@ -13,10 +13,14 @@ import pytest
 import uvicorn
 from fastapi import FastAPI, Request
 
-from astuner.context_tracker import build_samples, certificate
+from astuner.context_tracker.audit import certificate
+from astuner.context_tracker.merge import build_samples
 from astuner.errors import WorkflowError
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, ModelTuner, Targets
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.targets import FrozenModel, Targets
+from astuner.model_tuner.tuner import ModelTuner
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from astuner.errors import ConfigError
-from astuner.model_tuner import ChatCodec, ParsedAnswer
+from astuner.model_tuner.codec import ChatCodec, ParsedAnswer
 from tests.model_tuner.templates import CHATML
 from tests.model_tuner.test_continuation import Agent, results, user
 from tests.model_tuner.tool_formats import FORMATS, HERMES, ONE, TWO, Format

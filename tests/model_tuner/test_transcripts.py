@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astuner.errors import WorkflowError
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import LlmCall
 from tests.examples import examples
 from tests.model_tuner.templates import FAMILIES, Family

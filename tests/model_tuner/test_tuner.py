@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 
-from astuner.context_tracker import build_samples, certificate
+from astuner.context_tracker.audit import certificate
+from astuner.context_tracker.merge import build_samples
 from astuner.errors import AgentMadness, CallLimitError, ContextLengthError, WorkflowError
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.tuner import ModelTuner
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>'

@@ -13,12 +13,13 @@ from typing import Any
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Task
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_rollout import BatchRequest, TaskRollout
 from astuner.task_rollout.episodes_here import EpisodesHere
-from astuner.task_runner import TaskRunner
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout
+from astuner.task_runner.runner import TaskRunner
 
 
 class OwnBaseError(BaseException):

@@ -19,14 +19,16 @@ from loguru import logger
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Episode, Task
 from astuner.system.process_tree import adopt_orphans
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_rollout import BatchRequest, OnEpisode, TaskRollout
 from astuner.task_rollout.episodes_here import EpisodesHere
+from astuner.task_rollout.rollout import BatchRequest, OnEpisode, TaskRollout
 from astuner.task_rollout.statistics import batch_metrics
-from astuner.task_runner import TaskRunner
+from astuner.task_runner.runner import TaskRunner
 from tests.task_rollout.process_starts import (
     STARTS,
     Start,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from astuner.schema import Episode, Task
-from astuner.task_rollout import describe_failures
+from astuner.task_rollout.rollout import describe_failures
 
 
 def failed(task: str, error: str, kind: str = "workflow") -> Episode:

@@ -29,12 +29,13 @@ from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Task
-from astuner.task_rollout import BatchRequest, TaskRollout
 from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_rollout.process_settings import ProcessSettings
-from astuner.task_runner import TaskRunner
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout
+from astuner.task_runner.runner import TaskRunner
 
 
 def run(tokenizer: Any, bodies: dict[str, Callable[[], Any]]) -> dict[str, Any]:

@@ -20,12 +20,14 @@ from loguru import logger
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Completion, Episode, SamplingParams, Task
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_rollout import BatchRequest, TaskRollout
 from astuner.task_rollout.episodes_here import EpisodesHere
-from astuner.task_runner import TaskRunner
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout
+from astuner.task_runner.runner import TaskRunner
 
 TASKS = [Task(f"t{i}", f"question {i}") for i in range(5)]
 attempts: Counter[str] = Counter()

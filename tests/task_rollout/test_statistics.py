@@ -9,7 +9,7 @@ from typing import get_args
 
 import pytest
 
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.schema import Episode, Fork, ForkCause, Judgement, LlmCall, Task
 from astuner.task_rollout.statistics import RunTotals, batch_metrics, pass_at_k, validation_result
 

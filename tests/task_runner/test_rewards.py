@@ -12,13 +12,16 @@ import pytest
 
 from astuner import AgentStep, Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
-from astuner.context_tracker import certificate
+from astuner.context_tracker.audit import certificate
 from astuner.errors import UnscoredError, WorkflowError
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner, Targets
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.targets import Targets
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Episode, Judgement, Task
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_runner import TaskRunner
+from astuner.task_runner.runner import TaskRunner
 
 
 class TwoAgents(Workflow):
@@ -139,7 +142,7 @@ async def test_all_merge_modes_drop_the_same_samples(tokenizer: Any):
 
 
 async def test_frozen_targets_need_no_reward(tokenizer: Any):
-    from astuner.model_tuner import FrozenModel
+    from astuner.model_tuner.targets import FrozenModel
 
     targets = Targets(("solve",), {"review": FrozenModel()})
     episode = await run(tokenizer, {"solver": 1.0}, targets)

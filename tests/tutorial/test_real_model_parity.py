@@ -13,9 +13,11 @@ from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Policy
 from astuner.config.model import ModelConfig
 from astuner.config.trainer import PackMode
-from astuner.context_tracker import build_samples
-from astuner.llm_engine.embedded import EmbeddedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.context_tracker.merge import build_samples
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Sample
 from tutorial.example_real_model import agents, smollm2
 

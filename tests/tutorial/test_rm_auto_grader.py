@@ -14,7 +14,7 @@ from astuner.backbone.training.run_inputs import load_rubrics
 from astuner.config.loading import load_config
 from astuner.config.root import AstunerConfig
 from astuner.schema import Task
-from astuner.task_judge.rubrics_auto_grader import make_grader
+from astuner.task_judge.rubrics_auto_grader.grader import make_grader
 from tutorial.example_rm_auto_grader import grading_server, writer
 
 CONFIG = Path(__file__).parents[2] / "tutorial/example_rm_auto_grader/rm_auto_grader_tiny.yaml"

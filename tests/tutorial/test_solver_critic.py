@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from astuner.cli.main import astuner
-from astuner.context_tracker import certificate
+from astuner.context_tracker.audit import certificate
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, FrozenModel, Targets
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.run_record import read_episode, read_index
 from astuner.schema import Episode, Task, WorkflowTask
-from astuner.task_runner import TaskRunner
+from astuner.task_runner.runner import TaskRunner
 from tutorial.example_solver_critic.solver_critic import SolverAndCritic
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.schema import Episode, LlmCall, Task
 from tests.viewer.records import open_record
 

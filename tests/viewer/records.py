@@ -9,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.run_record.record import RunRecord
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, Judgement, LlmCall, Task

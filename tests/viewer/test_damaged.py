@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.errors import RecordError
 from astuner.run_record import read_index
 from astuner.run_record.updates import SampleUpdate, count_trained_tokens

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.schema import Episode, Fork, Judgement, LlmCall, Task
 from astuner.viewer.index import key_of
 from tests.viewer.browser import Page, leaving

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from astuner.run_record.recorded_run import RecordedRun, RunNote
-from astuner.system.redaction import learn_secrets
+from astuner.system.redaction.redactor import learn_secrets
 from astuner.viewer import logs
 from tests.viewer.conftest import client
 from tests.viewer.records import an_episode, open_record

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.run_record.record import RunRecord
 from astuner.schema import Episode, LlmCall, Task
 from astuner.viewer import text_index

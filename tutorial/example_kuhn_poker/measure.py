@@ -13,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Observation
 from tutorial.example_kuhn_poker.kuhn_poker import (
     InformationSet,

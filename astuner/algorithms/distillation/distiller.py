@@ -26,7 +26,7 @@ from astuner.config.root import AstunerConfig
 from astuner.config.services import api_key
 from astuner.errors import ConfigError, ModelError, short_repr
 from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
-from astuner.model_tuner import ChatCodec, load_tokenizer
+from astuner.model_tuner.codec import ChatCodec, load_tokenizer
 from astuner.schema import Episode, LlmCall, Task, TaskSet
 from astuner.system.clock import timestamp
 

@@ -31,7 +31,7 @@ from astuner.run_record.folder import current_environment
 from astuner.run_record.metrics import read_metrics
 from astuner.run_record.recorded_run import RecordedRun, environments_of
 from astuner.run_record.summary import TokensSummary
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 _ROUNDING = 0.001
 """Largest error of `mean_gain` in a file, so that other programs' files can contain rounded numbers."""

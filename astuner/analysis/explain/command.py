@@ -25,7 +25,7 @@ from astuner.run_record.episodes import NO_ADVANTAGE, read_index
 from astuner.run_record.jsonable import to_jsonable
 from astuner.run_record.recorded_run import find_episode, find_run
 from astuner.schema import Split
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 _MAX_ROWS = 20
 _MAX_FORKED_EPISODES = 5

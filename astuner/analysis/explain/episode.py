@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from astuner.analysis.explain.run import token_saving
-from astuner.context_tracker import certificate, count_tokens, encode_ids, shared_prefix_length
+from astuner.context_tracker.audit import certificate, count_tokens
+from astuner.context_tracker.packing import encode_ids, shared_prefix_length
 from astuner.diagnostics.prompt_checks import fix_for, fixes_for
 from astuner.run_record.episode_file import RecordedEpisode
 from astuner.run_record.episodes import EpisodeEntry

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from astuner.context_tracker import certificate
+from astuner.context_tracker.audit import certificate
 from astuner.diagnostics.prompt_checks import fixes_for
 from astuner.run_record.episode_file import RecordedEpisode, read_recorded_episode
 from astuner.run_record.episodes import EpisodeEntry

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import Progress
 
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.analysis.rescore.comparison import (
     RewardPair,
     audit_rewards,

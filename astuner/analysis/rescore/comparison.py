@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from astuner.algorithms import Algorithm
 from astuner.algorithms.credit_assignment import step_advantages
+from astuner.algorithms.registry import Algorithm
 from astuner.analysis.rescore.judging import JudgedEpisode
 from astuner.config.root import AstunerConfig
 from astuner.run_record.rescores import Disagreement, DivergingStep, RescoredEpisode, RescoredStep, RewardAudit

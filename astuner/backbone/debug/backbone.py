@@ -17,7 +17,7 @@ from astuner.config.root import AstunerConfig, RunConfig
 from astuner.config.services import api_key
 from astuner.doors import through_door
 from astuner.llm_engine.causal_lm import choose_device, compute_dtype, load_causal_lm
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.llm_engine.vllm_server.installation import asks_for_vllm_server, goes_without_vllm, starts_vllm
 from astuner.schema import Episode, Split

@@ -30,7 +30,7 @@ from loguru import logger
 from astuner.backbone.episode_workers.messages import AgentJob
 from astuner.debugging.deadlines import CLOCK_THREAD
 from astuner.errors import BackboneError
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.system import forking
 from astuner.system.forking import ForkingServer, name_process
 from astuner.system.paths import python_path
@@ -70,7 +70,7 @@ def main() -> None:
 
     The job is pickled on stdin. Stdout is the socket, whose first message has the other descriptors.
     """
-    from astuner.model_tuner import load_tokenizer
+    from astuner.model_tuner.codec import load_tokenizer
 
     requests = socket.socket(fileno=os.dup(1))
     _, descriptors, _, _ = socket.recv_fds(requests, 1, 2)

@@ -40,12 +40,13 @@ from astuner.debugging.breakpoints import DebuggerQuit, add_reached_tags, is_deb
 from astuner.debugging.tracebacks import innermost_user_frame
 from astuner.errors import AstunerError, BackboneError, EpisodeTimeout, ModelError, describe_error
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner.chat_options import CallSettings
 from astuner.schema import Episode, LlmCall, WorkflowTask
 from astuner.system.clock import timestamp
 from astuner.system.process_tree import find_process
-from astuner.system.redaction import learn_secrets
-from astuner.task_rollout import RunningReport, failed_episode
+from astuner.system.redaction.redactor import learn_secrets
+from astuner.task_rollout.active_episodes import RunningReport
+from astuner.task_rollout.rollout import failed_episode
 
 _START_SECONDS = 600.0
 _REPORT_SECONDS = 5.0

@@ -24,8 +24,9 @@ from astuner.debugging.breakpoints import is_debugged, reached_tags
 from astuner.errors import first_line
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.schema import Episode
-from astuner.system.redaction import secret_variables
-from astuner.task_rollout import BatchRequest, RunningReport, TaskRollout, failed_episodes, report_failures
+from astuner.system.redaction.redactor import secret_variables
+from astuner.task_rollout.active_episodes import RunningReport
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout, failed_episodes, report_failures
 
 _TRIES_TOGETHER = 2
 # Added to the timeouts of an episode before its host counts as stuck.

@@ -17,15 +17,15 @@ from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import Breakpoints, active_breakpoints, set_breakpoints
 from astuner.env_service.addresses import EnvServiceAddress
 from astuner.errors import AstunerError
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner.chat_options import CallSettings
 from astuner.schema import Completion, Episode, LlmCall, SamplingParams, WorkflowTask
 from astuner.system.redaction.output import redact_output
-from astuner.task_rollout import RunningReport
+from astuner.task_rollout.active_episodes import RunningReport
 
 if TYPE_CHECKING:
     from loguru import Message
 
-    from astuner.task_judge.rubrics_auto_grader import Rubrics
+    from astuner.task_judge.rubrics_auto_grader.grader import Rubrics
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,11 @@ from astuner.backbone.training.episode_placement import preloaded
 from astuner.debugging.breakpoints import is_debugged
 from astuner.errors import BackboneError, EpisodeTimeout
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, WorkflowTask
 from astuner.system.loop_thread import LoopThread
-from astuner.task_rollout import RunningReport
+from astuner.task_rollout.active_episodes import RunningReport
 
 # Seconds after the timeouts of an episode until it counts as blocked.
 _GRACE_SECONDS = 5.0

@@ -44,12 +44,12 @@ from astuner.backbone.training.agent import load_agent
 from astuner.debugging.breakpoints import DebuggerQuit, reached_tags
 from astuner.errors import AstunerError, describe_error
 from astuner.helper_llm.usage import share_limits
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.processes.episode_processes import end_current_episode
 from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Completion, Episode, SamplingParams
 from astuner.system.forking import name_process
-from astuner.system.redaction import redact, secret_variables
+from astuner.system.redaction.redactor import redact, secret_variables
 from astuner.task_rollout.episodes_here import EpisodesHere
 
 # If memory runs out, the kernel kills this process before the main process, which has the model.

@@ -11,7 +11,8 @@ from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.root import AstunerConfig
 from astuner.doors import through_door
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.task_rollout import ActiveEpisodes, TaskRollout
+from astuner.task_rollout.active_episodes import ActiveEpisodes
+from astuner.task_rollout.rollout import TaskRollout
 
 
 @contextlib.contextmanager

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import torch
 
-from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.algorithms.registry import resolve
 from astuner.backbone.base import MemoryEstimate, PreflightContext, RunContext, StartedRay
 from astuner.backbone.episode_workers.rollout import make_rollout
 from astuner.backbone.local.forward import token_logprobs
@@ -32,13 +32,13 @@ from astuner.config.root import AstunerConfig, RunConfig
 from astuner.doors import through_door
 from astuner.errors import BackboneError, first_line
 from astuner.llm_engine.causal_lm import choose_device
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.protocol import EngineWithStartingModel
 from astuner.schema import Episode
-from astuner.task_rollout import BatchRequest, OnEpisode, TaskRollout
+from astuner.task_rollout.rollout import BatchRequest, OnEpisode, TaskRollout
 
 if TYPE_CHECKING:
-    from astuner.algorithms.distillation import Distiller
+    from astuner.algorithms.distillation.distiller import Distiller
 
 _ENGINE = "the embedded engine"
 _STATE_FILE = "trainer.pt"

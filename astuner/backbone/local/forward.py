@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from astuner.algorithms import CallTable, differentiable_entropy, entropy_from_logprobs
+from astuner.algorithms.kl import differentiable_entropy, entropy_from_logprobs
+from astuner.algorithms.policy_batch import CallTable
 from astuner.algorithms.training_rows import TrainingRow, token_advantages, token_temperatures
 from astuner.backbone.packing.packed_attention import packed_logits
 from astuner.backbone.packing.row_bins import RowBin, padded_bins, padded_budget, prefix_bins
-from astuner.context_tracker import Packing, encode_ids
+from astuner.context_tracker.packing import Packing, encode_ids
 
 
 @dataclass(frozen=True)

@@ -30,13 +30,13 @@ from astuner.backbone.training.lora import iterate_merged, merged_weights, with_
 from astuner.backbone.training.schedule import learning_rate
 from astuner.config.model import ModelConfig
 from astuner.config.trainer import OptimConfig, PackMode
-from astuner.context_tracker import Packing
+from astuner.context_tracker.packing import Packing
 from astuner.errors import BackboneError, ModelError
 from astuner.llm_engine.causal_lm import compute_dtype, load_causal_lm
 from astuner.llm_engine.context_length import context_length
 from astuner.llm_engine.cpu_linear import use_onednn
 from astuner.llm_engine.weight_digests import weight_digests
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 
 _VALUES_PER_PARAMETER = 256
 # Smaller processes keep freed memory, because page faults would cost more time than the memory is worth.

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
+from astuner.algorithms.registry import resolve
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.backbone import deterministic_operations, read_state, reported_memory_errors
 from astuner.backbone.local.policy import Optimizer, Policy

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from astuner.algorithms import cross_entropy_losses, resolve, sample_scales, sft_token_weights, token_weights
+from astuner.algorithms.aggregate import cross_entropy_losses, sample_scales, sft_token_weights, token_weights
+from astuner.algorithms.registry import resolve
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.backbone import LocalSession
 from astuner.backbone.local.forward import MicroBatch, token_logprobs

@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from astuner.algorithms import (
-    Algorithm,
-    PolicyBatch,
-    ReinforcementRule,
-    episode_sums,
-    high_entropy_threshold,
-    token_kl,
-    token_weights,
-)
+from astuner.algorithms.advantages import episode_sums
+from astuner.algorithms.aggregate import token_weights
 from astuner.algorithms.correction import Correction, micro_batch_loss, resolve_correction, sampler_gap, update_summary
 from astuner.algorithms.credit_assignment import (
     UpdateResult,
@@ -31,6 +24,9 @@ from astuner.algorithms.credit_assignment import (
     trains_without_advantage,
     uses_kl_loss,
 )
+from astuner.algorithms.kl import high_entropy_threshold, token_kl
+from astuner.algorithms.policy_batch import PolicyBatch
+from astuner.algorithms.registry import Algorithm, ReinforcementRule
 from astuner.algorithms.training_rows import (
     SampleKey,
     TokenValues,
@@ -43,11 +39,11 @@ from astuner.backbone.local.forward import MicroBatch, token_logprobs
 from astuner.backbone.local.policy import GradientNotFinite, Optimizer, Policy, return_free_memory
 from astuner.backbone.packing.row_bins import UpdateTokens
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import encode_ids
+from astuner.context_tracker.packing import encode_ids
 from astuner.schema import Episode, Floats, Packed
 
 if TYPE_CHECKING:
-    from astuner.algorithms.distillation import RowTeacher
+    from astuner.algorithms.distillation.distiller import RowTeacher
 
 
 @dataclass

@@ -26,7 +26,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from astuner.context_tracker import Packing, Piece
+from astuner.context_tracker.packing import Packing, Piece
 
 _NAME = "astuner_packed"
 SUPPORTED_MODELS = "llama, qwen2, qwen3, without sliding windows"

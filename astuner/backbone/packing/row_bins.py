@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed
 
-from astuner.context_tracker import ID_BYTES, Packing, count_distinct_prefixes, in_prefix_order, pack_encoded
+from astuner.context_tracker.packing import ID_BYTES, Packing, count_distinct_prefixes, in_prefix_order, pack_encoded
 
 # Tokens of a padded micro-batch. A CPU gains nothing from more: it has no idle units to fill, and its caches overflow.
 _MOST_PADDED_ON_CPU = 4096

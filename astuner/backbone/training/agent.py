@@ -11,11 +11,12 @@ from astuner.config.services import api_key
 from astuner.config.workflow import SUMMARY_TARGET
 from astuner.doors import through_door
 from astuner.env_service.episodes import EpisodeEnvironments
-from astuner.gateway import Gateway
-from astuner.model_tuner import ChatCodec, FrozenModel, Targets
+from astuner.gateway.http_server import Gateway
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.task_judge.judge_base import BaseJudge, make_judge
 from astuner.task_rollout.episodes_here import EpisodesHere
-from astuner.task_runner import TaskRunner
+from astuner.task_runner.runner import TaskRunner
 from astuner.tools import sandbox_agentscope
 from astuner.workflow import Workflow, load_workflow
 

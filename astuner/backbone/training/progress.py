@@ -20,7 +20,7 @@ from astuner.debugging.breakpoints import is_debugged
 from astuner.debugging.deadlines import alarm
 from astuner.debugging.tracebacks import format_stack, thread_stack
 from astuner.system.clock import duration_text
-from astuner.task_rollout import ActiveEpisodes
+from astuner.task_rollout.active_episodes import ActiveEpisodes
 
 Advance = Callable[..., None]
 """Counts units of a block as done; see `RunProgress.advance`."""

@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from loguru import logger
 
-from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult, tasks_with_signal
+from astuner.algorithms.registry import resolve
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.checkpoints import write_model
 from astuner.backbone.training.run_state import RunState

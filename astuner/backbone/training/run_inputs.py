@@ -18,7 +18,8 @@ from astuner.doors import through_door
 from astuner.env_service.addresses import EnvServiceAddress, service_address
 from astuner.errors import AstunerError, ConfigError, ModelError, did_you_mean
 from astuner.llm_engine.context_length import check_context_length, shortened_context
-from astuner.model_tuner import SAMPLING_PARAMETERS, CallSettings, ChatCodec, load_tokenizer
+from astuner.model_tuner.chat_options import SAMPLING_PARAMETERS, CallSettings
+from astuner.model_tuner.codec import ChatCodec, load_tokenizer
 from astuner.plugin import load_function, raised_at, reject_missing
 from astuner.run_record.findings import RunFinding
 from astuner.schema import TaskSet
@@ -26,11 +27,11 @@ from astuner.system.redaction.output import redacted_output
 from astuner.task_judge.judge_base import judge_paths
 from astuner.task_reader import read_tasks
 from astuner.task_reader.dataset_file import check_files
-from astuner.task_rollout import EpisodeExecutor
+from astuner.task_rollout.rollout import EpisodeExecutor
 
 if TYPE_CHECKING:
     from astuner.diagnostics.monitor import Monitor
-    from astuner.task_judge.rubrics_auto_grader import Rubrics
+    from astuner.task_judge.rubrics_auto_grader.grader import Rubrics
 
 _RECORDS = "launcher_record"
 

@@ -20,7 +20,7 @@ from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode, Split, Task
 from astuner.system.clock import timestamp
 from astuner.system.signals import signals_deferred
-from astuner.task_rollout import BatchRequest, OnEpisode
+from astuner.task_rollout.rollout import BatchRequest, OnEpisode
 from astuner.task_rollout.statistics import tokens_of, validation_result
 
 if TYPE_CHECKING:

@@ -15,7 +15,6 @@ from trinity.algorithm.advantage_fn import AdvantageFn
 from trinity.buffer.operators.experience_operator import ExperienceOperatorV1
 from trinity.common.experience import EID, CustomField, Experience
 
-from astuner.algorithms import Algorithm, resolve
 from astuner.algorithms.credit_assignment import (
     UpdateResult,
     has_gradient,
@@ -24,7 +23,8 @@ from astuner.algorithms.credit_assignment import (
     trains_without_advantage,
     uses_kl_loss,
 )
-from astuner.algorithms.distillation import Distiller, load_distiller
+from astuner.algorithms.distillation.distiller import Distiller, load_distiller
+from astuner.algorithms.registry import Algorithm, resolve
 from astuner.algorithms.training_rows import (
     TrainingRow,
     mini_batches,
@@ -36,7 +36,7 @@ from astuner.algorithms.training_rows import (
 from astuner.backbone.trinity.coordinator import AdvantagesReady, CoordinatorJob, SampleKey, WorkerFailed, coordinator
 from astuner.config.root import AstunerConfig
 from astuner.errors import AstunerError, BackboneError
-from astuner.model_tuner import ChatCodec, load_tokenizer
+from astuner.model_tuner.codec import ChatCodec, load_tokenizer
 from astuner.schema import Episode
 
 EPISODE, SAMPLE, STEP = "episode", "sample", "step"

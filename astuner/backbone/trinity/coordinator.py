@@ -18,7 +18,7 @@ from astuner.backbone.episode_workers.messages import AgentJob, BreakpointsReach
 from astuner.backbone.ray_cluster.nodes import on_this_node
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.schema import Episode, Split
-from astuner.task_rollout import BatchRequest
+from astuner.task_rollout.rollout import BatchRequest
 
 SampleKey = tuple[str, int]
 """The id of an episode and the index of a sample in it."""

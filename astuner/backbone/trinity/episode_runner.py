@@ -22,7 +22,7 @@ from astuner.backbone.trinity.coordinator import (
 from astuner.backbone.trinity.engines import RolloutEngine, RolloutWeights
 from astuner.debugging.breakpoints import is_debugged, set_breakpoints
 from astuner.schema import Episode
-from astuner.task_rollout import BatchRequest
+from astuner.task_rollout.rollout import BatchRequest
 
 
 class TrinityEpisodeHost:

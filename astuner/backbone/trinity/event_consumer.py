@@ -33,7 +33,7 @@ from astuner.debugging.breakpoints import add_reached_tags
 from astuner.errors import BackboneError, first_line
 from astuner.schema import Episode, Split
 from astuner.system.signals import signals_deferred
-from astuner.task_rollout import BatchRequest, OnEpisode, failed_episodes
+from astuner.task_rollout.rollout import BatchRequest, OnEpisode, failed_episodes
 
 _POLL_SECONDS = 0.5
 # Added to the time after which a runner replaces a worker that is stuck.

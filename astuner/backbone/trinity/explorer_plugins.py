@@ -27,7 +27,7 @@ from astuner.backbone.trinity.engines import current_weights
 from astuner.backbone.trinity.episode_runner import EpisodeRunner
 from astuner.errors import AstunerError, BackboneError
 from astuner.schema import Task as AgentTask
-from astuner.task_rollout import BatchRequest
+from astuner.task_rollout.rollout import BatchRequest
 
 _POLL_SECONDS = 0.1
 _REQUEST, _FIRST_TASK = "request", "place"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.backbone.packing.attention import flash_attention_command, undivided_heads
 from astuner.backbone.training.tinker_policy import ALL_LINEAR, TinkerPolicy
 from astuner.backbone.training.trainer_section import leaves

@@ -28,7 +28,7 @@ from astuner.backbone.trinity.training_backends import TrainingBackend
 from astuner.errors import BackboneError
 from astuner.schema import Episode
 from astuner.system.signals import signals_deferred
-from astuner.task_rollout import BatchRequest, OnEpisode
+from astuner.task_rollout.rollout import BatchRequest, OnEpisode
 
 
 @dataclass(eq=False)

@@ -16,8 +16,11 @@ from trinity.common.experience import Experience
 from trinity.utils.monitor import Monitor
 from trinity.utils.timer import Timer
 
-from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
+from astuner.algorithms.aggregate import token_weights
 from astuner.algorithms.correction import CORRECTION_SUMS, Correction, micro_batch_loss
+from astuner.algorithms.kl import token_kl
+from astuner.algorithms.policy_batch import CallTable, PolicyBatch
+from astuner.algorithms.registry import resolve
 from astuner.backbone.trinity.advantage_fn import EPISODE, MINI_BATCH_SIZE, SAMPLE
 from astuner.backbone.trinity.coordinator import BatchConsumed, MetricsLogged, coordinator
 from astuner.backbone.trinity.metrics import content_digest

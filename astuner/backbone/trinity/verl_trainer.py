@@ -19,7 +19,7 @@ from trinity.trainer.trainer import Trainer
 from astuner.backbone.packing.attention import imports_flash_attention
 from astuner.backbone.trinity.advantage_fn import CALLS, COUNTS, REFERENCE, SCALE, STEP, padding_experience
 from astuner.backbone.trinity.metrics import DISTINCT_TOKENS
-from astuner.context_tracker import count_distinct_prefixes, encode_ids
+from astuner.context_tracker.packing import count_distinct_prefixes, encode_ids
 from astuner.errors import ModelError, first_line
 from astuner.llm_engine.causal_lm import load_causal_lm
 

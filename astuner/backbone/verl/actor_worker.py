@@ -15,7 +15,7 @@ from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import torch_functional
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from astuner.algorithms import entropy_from_logprobs
+from astuner.algorithms.kl import entropy_from_logprobs
 from astuner.backbone.ray_cluster.worker_server import use_configured_threads
 from astuner.llm_engine.weight_digests import weight_digests
 from astuner.system.redaction.output import redact_output

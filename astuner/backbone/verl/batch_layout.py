@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike, DTypeLike, NDArray
 from torch import Tensor
 
 from astuner.algorithms.training_rows import TrainingRow, prompt_length, token_advantages
-from astuner.context_tracker import in_prefix_order
+from astuner.context_tracker.packing import in_prefix_order
 from astuner.schema import CallSpan, Packed, Sample, pack_ints
 
 RowFields = Mapping[str, Tensor]

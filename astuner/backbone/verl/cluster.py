@@ -66,7 +66,7 @@ def verl_environment(device: str, *, own_ray: bool) -> Iterator[dict[str, str]]:
 _WORKER_MODULES = (
     "accelerate",
     "astuner.backbone.episode_workers.process",
-    "astuner.llm_engine.embedded",
+    "astuner.llm_engine.embedded.engine",
     "datasets",
     "peft",
     "tensordict",

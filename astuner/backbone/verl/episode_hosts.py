@@ -24,8 +24,9 @@ from astuner.backbone.verl.rollout_engine import VerlEngine
 from astuner.debugging.breakpoints import add_reached_tags, is_debugged
 from astuner.errors import AstunerError, BackboneError, first_line
 from astuner.schema import Episode
-from astuner.system.redaction import learn_secrets
-from astuner.task_rollout import ActiveEpisodes, BatchRequest, OnEpisode, RunningReport
+from astuner.system.redaction.redactor import learn_secrets
+from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
+from astuner.task_rollout.rollout import BatchRequest, OnEpisode
 
 _CORES_PER_HOST = 8
 _START_SECONDS = 600.0

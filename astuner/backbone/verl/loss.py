@@ -17,9 +17,12 @@ from tensordict import TensorDict
 from torch import Tensor
 from verl.workers.utils.padding import no_padding_2_padding
 
-from astuner.algorithms import CallTable, PolicyBatch, resolve, token_kl, token_weights
+from astuner.algorithms.aggregate import token_weights
 from astuner.algorithms.correction import Correction, micro_batch_loss, resolve_correction, sampler_gap
 from astuner.algorithms.credit_assignment import uses_kl_loss
+from astuner.algorithms.kl import token_kl
+from astuner.algorithms.policy_batch import CallTable, PolicyBatch
+from astuner.algorithms.registry import resolve
 from astuner.algorithms.training_rows import TokenValues
 from astuner.config.algorithm_settings import AlgorithmConfig, KlType
 from astuner.config.root import AstunerConfig

@@ -15,7 +15,7 @@ from astuner.backbone.verl.rules import SAMPLER_LOGPROBS
 from astuner.errors import AstunerError, ModelError, first_line
 from astuner.llm_engine.protocol import answer_room, reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
-from astuner.task_rollout import current_episode
+from astuner.task_rollout.active_episodes import current_episode
 
 _HEALTH_TIMEOUT_SECONDS = 60.0
 

@@ -13,9 +13,9 @@ from typing import Literal
 
 import torch
 
-from astuner.algorithms import ReinforcementRule, resolve
 from astuner.algorithms.correction import Correction, resolve_correction
 from astuner.algorithms.credit_assignment import uses_kl_loss
+from astuner.algorithms.registry import ReinforcementRule, resolve
 from astuner.backbone.base import StartedRay
 from astuner.backbone.packing.attention import imports_flash_attention
 from astuner.backbone.training.run_inputs import validation_repeats

@@ -17,9 +17,10 @@ from loguru import logger
 from numpy.typing import NDArray
 from ray.exceptions import RayError
 
-from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
-from astuner.algorithms.distillation import Distiller, TeacherSequence, load_distiller
+from astuner.algorithms.distillation.distiller import Distiller, load_distiller
+from astuner.algorithms.distillation.teachers import TeacherSequence
+from astuner.algorithms.registry import resolve
 from astuner.backbone.base import RunContext
 from astuner.backbone.training.checkpoints import CheckpointFolder, unreadable
 from astuner.backbone.training.session import TrainingSession
@@ -30,7 +31,7 @@ from astuner.backbone.verl.trainer import VerlTrainer, certify_sync
 from astuner.backbone.verl.update import VerlUpdate
 from astuner.errors import RecordError, first_line
 from astuner.schema import Episode
-from astuner.task_rollout import BatchRequest, OnEpisode
+from astuner.task_rollout.rollout import BatchRequest, OnEpisode
 
 _STOP_SECONDS = 20.0
 # In a checkpoint: its state, the folder of verl's own checkpoint, that of the model, and the number of processes.

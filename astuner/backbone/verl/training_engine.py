@@ -37,7 +37,7 @@ from astuner.backbone.packing.row_bins import (
     padded_budget,
     prefix_bins,
 )
-from astuner.context_tracker import Packing, encode_ids, pack_encoded, pack_separate
+from astuner.context_tracker.packing import Packing, encode_ids, pack_encoded, pack_separate
 
 PACK = "astuner_pack"
 """Key of a batch's `update.pack`."""

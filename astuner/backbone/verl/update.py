@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from astuner.algorithms import Algorithm, high_entropy_threshold, token_kl
 from astuner.algorithms.correction import update_summary
 from astuner.algorithms.credit_assignment import (
     StepAdvantages,
@@ -24,7 +23,9 @@ from astuner.algorithms.credit_assignment import (
     trains_without_advantage,
     uses_kl_loss,
 )
-from astuner.algorithms.distillation import Distiller
+from astuner.algorithms.distillation.distiller import Distiller
+from astuner.algorithms.kl import high_entropy_threshold, token_kl
+from astuner.algorithms.registry import Algorithm
 from astuner.algorithms.training_rows import (
     SampleKey,
     TokenValues,
@@ -50,7 +51,7 @@ from astuner.backbone.verl.batch_layout import (
 from astuner.backbone.verl.loss import flatten, pop_token_values
 from astuner.backbone.verl.trainer import VerlTrainer
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import encode_ids
+from astuner.context_tracker.packing import encode_ids
 from astuner.schema import Episode, Sample
 
 

@@ -30,7 +30,7 @@ from astuner.llm_engine.vllm_server.warm_servers import (
 )
 from astuner.processes.guarded_process import GuardedProcess, ProcessLog, TempDir, last_lines
 from astuner.system.localhost import is_port_taken, port_holder
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 _POLL_SECONDS = 0.25
 _PROGRESS_SECONDS = 10.0

@@ -28,7 +28,7 @@ from astuner.helper_llm.keys import ApiKeys
 from astuner.helper_llm.usage import LlmUsage
 from astuner.run_record.files import dump_json, write_atomically
 from astuner.schema import Task
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 from astuner.task_reader.dataset_file import file_splits
 from astuner.task_reader.filters import find_duplicates
 from astuner.task_reader.reader import describe_left_out

@@ -20,7 +20,7 @@ from astuner.helper_llm.client import LlmClient
 from astuner.plugin import load_function, raised_at
 from astuner.run_record.files import dump_json, write_atomically
 from astuner.schema import Message
-from astuner.system.redaction import redact as remove_secrets
+from astuner.system.redaction.redactor import redact as remove_secrets
 from astuner.task_reader.dataset_file import find_path, path_from_function
 from astuner.task_reader.reader import describe_left_out
 from astuner.task_sources.data_generation import evaluate_rows

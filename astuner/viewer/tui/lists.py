@@ -18,7 +18,7 @@ from textual.widgets import DataTable, Footer, Input, Static
 
 from astuner.errors import AstunerError
 from astuner.system.control_characters import escape_control_characters
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 
 if TYPE_CHECKING:
     from astuner.viewer.tui.screens import TerminalViewer

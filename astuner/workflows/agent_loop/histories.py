@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from astuner.config.workflow import SUMMARY_TARGET, ContextTrackerConfig
-from astuner.model_tuner import AgentModel, ChatAnswer, HistoryEdit
+from astuner.model_tuner.answers import ChatAnswer
+from astuner.model_tuner.framework_adapters import AgentModel
+from astuner.model_tuner.history import HistoryEdit
 from astuner.schema import ForkCause, LlmCall, Message
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from astuner.errors import WorkflowError, shorten
-from astuner.model_tuner import AgentModel, ParsedAnswer
+from astuner.model_tuner.codec import ParsedAnswer
+from astuner.model_tuner.framework_adapters import AgentModel
 from astuner.plugin import load_class
 from astuner.schema import Action, Observation
 from astuner.task_judge.math_text import last_boxed

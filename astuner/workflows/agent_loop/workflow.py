@@ -11,7 +11,8 @@ from typing import Any, Literal
 from astuner.config.root import AstunerConfig
 from astuner.config.workflow import ContextTrackerConfig
 from astuner.errors import CallLimitError, ContextLengthError, WorkflowError
-from astuner.model_tuner import DEFAULT_TARGET, ModelTuner
+from astuner.model_tuner.targets import DEFAULT_TARGET
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import AgentStep, EnvInstance, Evaluation, WorkflowOutput, WorkflowTask
 from astuner.workflow import Workflow
 from astuner.workflows.agent_loop.histories import make_history

@@ -15,10 +15,10 @@ from urllib.parse import urlsplit
 
 from astuner.config.workflow import PLACEHOLDER, WorkflowConfig
 from astuner.errors import ConfigError, WorkflowError, short_repr
-from astuner.model_tuner import OpenAiEndpoint
+from astuner.model_tuner.framework_adapters import OpenAiEndpoint
 from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Task, WorkflowTask
-from astuner.system.redaction import secrets_in
+from astuner.system.redaction.redactor import secrets_in
 
 # The kernel accepts at most 128 KiB per variable and per argument.
 _MAX_VARIABLE_BYTES = 120 * 2**10

@@ -22,10 +22,11 @@ from typing import Any
 
 from astuner.config.root import AstunerConfig
 from astuner.errors import AgentMadness, WorkflowError, short_repr
-from astuner.model_tuner import AUTO_AGENT, ModelTuner
+from astuner.model_tuner.targets import AUTO_AGENT
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.processes.episode_processes import current_episode_processes, remove_folder
 from astuner.schema import WorkflowOutput, WorkflowTask
-from astuner.system.redaction import Redactor, current_redactor
+from astuner.system.redaction.redactor import Redactor, current_redactor
 from astuner.workflow import Workflow
 from astuner.workflows.command.program import AgentProgram, EpisodeValues, copy_files
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from astuner.algorithms import resolve
-from astuner.algorithms.distillation import Distiller, ModelTeacher, TeacherSequence
-from astuner.algorithms.distillation.distiller import check_hint, hint_text, prompt_with_hint
+from astuner.algorithms.distillation.distiller import Distiller, check_hint, hint_text, prompt_with_hint
+from astuner.algorithms.distillation.teachers import ModelTeacher, TeacherSequence
+from astuner.algorithms.registry import resolve
 from astuner.algorithms.training_rows import TrainingRow, sample_updates, token_advantages, training_rows
 from astuner.backbone.local.policy import Optimizer, Policy
 from astuner.backbone.local.update import PolicyUpdate
@@ -23,10 +23,10 @@ from astuner.config.algorithm_settings import DistillationConfig
 from astuner.config.loading import load_config
 from astuner.config.model import ModelConfig
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.errors import ConfigError
 from astuner.llm_engine.causal_lm import load_causal_lm
-from astuner.model_tuner import ChatCodec
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Judgement, LlmCall, Task
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from astuner.algorithms.distillation import ModelTeacher, ServerTeacher, TeacherSequence
+from astuner.algorithms.distillation.teachers import ModelTeacher, ServerTeacher, TeacherSequence
 from astuner.errors import ModelError
 from astuner.llm_engine.causal_lm import load_causal_lm
 

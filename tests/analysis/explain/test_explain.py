@@ -13,10 +13,12 @@ import pytest
 from pydantic import BaseModel
 
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import build_samples, limit_samples
+from astuner.context_tracker.merge import build_samples, limit_samples
 from astuner.diagnostics.prompt_checks import fix_for
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, ModelTuner
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.run_record.record import RunRecord
 from astuner.run_record.updates import SampleUpdate, count_trained_tokens
 from astuner.schema import Anomaly, Episode, EpisodeStatus, ForkCause, Judgement, LlmCall, Task

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from astuner.algorithms.advantages import group_relative_advantages
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.run_record.record import RunRecord
 from astuner.run_record.updates import SampleUpdate, count_trained_tokens
 from astuner.schema import Episode, LlmCall, Split, Task

@@ -24,7 +24,7 @@ from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.local.forward import micro_batches, token_logprobs
 from astuner.backbone.packing import packed_attention as packed
 from astuner.backbone.packing.packed_attention import PackCosts, count_pack_costs
-from astuner.context_tracker import Packing, encode_ids, pack_encoded, pack_separate
+from astuner.context_tracker.packing import Packing, encode_ids, pack_encoded, pack_separate
 from tests.examples import examples
 
 

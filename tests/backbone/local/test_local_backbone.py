@@ -16,7 +16,7 @@ from astuner import AstunerJob
 from astuner.backbone.local.policy import Policy
 from astuner.config.model import LoraConfig, ModelConfig
 from astuner.errors import BackboneError, NoSignalError
-from astuner.model_tuner import ChatCodec, load_tokenizer
+from astuner.model_tuner.codec import ChatCodec, load_tokenizer
 from astuner.run_record import read_episode, read_index, read_metrics
 from tests.preloaded import AstunerProcess
 

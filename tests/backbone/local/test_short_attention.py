@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.packing import packed_attention as packed
 from astuner.backbone.packing.packed_attention import is_short, short_attention
-from astuner.context_tracker import encode_ids, pack_encoded
+from astuner.context_tracker.packing import encode_ids, pack_encoded
 
 
 def packed_ids(sequences):

@@ -12,7 +12,8 @@ from transformers import AutoModelForCausalLM
 from astuner.cli.main import astuner
 from astuner.config.consistency import inconsistencies
 from astuner.config.root import RunConfig
-from astuner.model_tuner import FrozenModel, ModelTuner, Targets
+from astuner.model_tuner.targets import FrozenModel, Targets
+from astuner.model_tuner.tuner import ModelTuner
 from astuner.run_record import read_episode, read_index
 from astuner.schema import LlmCall, WorkflowTask
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from astuner import AstunerJob
-from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import step_advantages
+from astuner.algorithms.registry import resolve
 from astuner.errors import BackboneError
 from astuner.run_record import read_index
 from astuner.run_record.episode_file import read_recorded_episode

@@ -19,7 +19,7 @@ from astuner.config.model import ModelConfig
 from astuner.errors import BackboneError
 from astuner.llm_engine.causal_lm import load_causal_lm
 from astuner.llm_engine.cpu_linear import pack, packed_memory
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.embedded.fast_forward import FastForward
 from astuner.llm_engine.embedded.kv_store import PrefixTree
 from astuner.llm_engine.weight_digests import weight_digests

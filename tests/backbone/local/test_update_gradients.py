@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.backbone.local.policy import Optimizer, Policy
 from astuner.backbone.local.update import PolicyUpdate
 from astuner.config.model import ModelConfig

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from astuner import AstunerJob
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Optimizer, Policy
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
 from astuner.config.root import AstunerConfig
 from astuner.config.trainer import PackMode
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.run_record import by_token, read_index, read_recorded_episode
 from astuner.run_record.updates import call_advantages, count_trained_tokens
 from astuner.schema import Episode, Sample

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.backbone.local.forward import token_logprobs
 from astuner.backbone.local.policy import Optimizer, Policy
 from astuner.backbone.local.update import PolicyUpdate, UpdateResult
@@ -21,7 +21,7 @@ from astuner.config.algorithms import ALGORITHMS
 from astuner.config.model import ModelConfig
 from astuner.config.root import AstunerConfig
 from astuner.config.trainer import PackMode
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.schema import AgentStep, Episode, LlmCall, Task
 
 REINFORCEMENT = [name for name in ALGORITHMS if name != "sft"]

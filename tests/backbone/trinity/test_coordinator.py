@@ -13,9 +13,9 @@ from astuner.backbone.training.schedule import TaskOrder, TaskSampler
 from astuner.config.root import AstunerConfig
 from astuner.config.task_selection import CurriculumConfig
 from astuner.debugging.breakpoints import active_breakpoints
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner.chat_options import CallSettings
 from astuner.schema import Episode, Task
-from astuner.task_rollout import BatchRequest
+from astuner.task_rollout.rollout import BatchRequest
 
 pytestmark = pytest.mark.trinity
 

@@ -12,9 +12,9 @@ import pytest
 
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import AstunerError
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner.chat_options import CallSettings
 from astuner.schema import Task
-from astuner.task_rollout import BatchRequest
+from astuner.task_rollout.rollout import BatchRequest
 from tests.backbone.trinity.plans import run_config
 
 pytestmark = pytest.mark.trinity

@@ -16,9 +16,9 @@ import pytest
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import active_breakpoints
 from astuner.errors import BackboneError
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner.chat_options import CallSettings
 from astuner.schema import Episode, Task
-from astuner.task_rollout import BatchRequest
+from astuner.task_rollout.rollout import BatchRequest
 
 pytestmark = pytest.mark.trinity
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from astuner.algorithms import resolve
 from astuner.algorithms.correction import resolve_correction
-from astuner.algorithms.distillation import Distiller
+from astuner.algorithms.distillation.distiller import Distiller
+from astuner.algorithms.registry import resolve
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig

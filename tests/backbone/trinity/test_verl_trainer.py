@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from astuner.algorithms.distillation import Distiller, ModelTeacher
+from astuner.algorithms.distillation.distiller import Distiller
+from astuner.algorithms.distillation.teachers import ModelTeacher
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.root import RunConfig
 from tests.backbone.trinity.test_update import mini_batches_of

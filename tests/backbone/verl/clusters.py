@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
-from astuner.context_tracker import build_samples
+from astuner.context_tracker.merge import build_samples
 from astuner.schema import AgentStep, Episode, LlmCall, Task
 from tests.backbone.verl.plans import CPU, run_config
 

@@ -16,9 +16,10 @@ from astuner.backbone.verl.cluster import ray_running, verl_environment
 from astuner.config.loading import with_values
 from astuner.config.root import RunConfig
 from astuner.debugging.breakpoints import active_breakpoints
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner.chat_options import CallSettings
 from astuner.schema import Task
-from astuner.task_rollout import ActiveEpisodes, BatchRequest
+from astuner.task_rollout.active_episodes import ActiveEpisodes
+from astuner.task_rollout.rollout import BatchRequest
 
 REQUEST = BatchRequest([Task(name, "?") for name in ("a", "b", "c")], 2, "train", 1, 0, CallSettings())
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from astuner.algorithms import resolve
 from astuner.algorithms.credit_assignment import UpdateResult
-from astuner.algorithms.distillation import Distiller
+from astuner.algorithms.distillation.distiller import Distiller
+from astuner.algorithms.registry import resolve
 from astuner.config.model import ModelConfig
 from astuner.config.root import RunConfig
 from astuner.schema import Episode

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from astuner.backbone.verl.batch_layout import assign_rows
-from astuner.context_tracker import encode_ids
+from astuner.context_tracker.packing import encode_ids
 
 
 @st.composite

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from astuner.algorithms import CallTable, PolicyBatch, resolve
 from astuner.algorithms.correction import CORRECTION_SUMS, Correction, corrected_loss, correction_summary
+from astuner.algorithms.policy_batch import CallTable, PolicyBatch
+from astuner.algorithms.registry import resolve
 from astuner.backbone.verl import rules
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.corrections import CorrectionConfig

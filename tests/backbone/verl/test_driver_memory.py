@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.algorithms.training_rows import TrainingRow
 from astuner.backbone.verl.batch_layout import length_chunks, row_chunks
 from astuner.config.root import AstunerConfig

@@ -18,9 +18,10 @@ from loguru import logger
 from omegaconf import OmegaConf
 
 from astuner.debugging.breakpoints import active_breakpoints
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner.chat_options import CallSettings
 from astuner.schema import Episode, Task
-from astuner.task_rollout import ActiveEpisodes, BatchRequest
+from astuner.task_rollout.active_episodes import ActiveEpisodes
+from astuner.task_rollout.rollout import BatchRequest
 from tests.backbone.verl.plans import run_config
 
 if TYPE_CHECKING:

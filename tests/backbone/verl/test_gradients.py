@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from astuner.algorithms import resolve
-from astuner.algorithms.distillation import ModelTeacher, TeacherSequence
+from astuner.algorithms.distillation.teachers import ModelTeacher, TeacherSequence
+from astuner.algorithms.registry import resolve
 from astuner.config.root import AstunerConfig
 from astuner.config.trainer import PackMode
 from tests.backbone.published_steps import STEPS, assert_gradient, plain_model, published_step

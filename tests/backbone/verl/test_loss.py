@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from astuner.algorithms import resolve, sample_scales
+from astuner.algorithms.aggregate import sample_scales
 from astuner.algorithms.correction import Correction
+from astuner.algorithms.registry import resolve
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.corrections import CorrectionConfig
 from tests.algorithms.published import PUBLISHED, Answer, published_objective

@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from astuner.backbone.ray_cluster.nodes import ActorLostError
 from astuner.config.root import AstunerConfig
-from astuner.model_tuner import CallSettings
+from astuner.model_tuner.chat_options import CallSettings
 from astuner.schema import Task
-from astuner.task_rollout import BatchRequest
+from astuner.task_rollout.rollout import BatchRequest
 
 pytestmark = pytest.mark.verl
 

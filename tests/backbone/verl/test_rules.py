@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.backbone.verl import rules
 from astuner.backbone.verl.rules import VerlRunFacts
 from astuner.config.algorithm_settings import AlgorithmConfig

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from astuner.algorithms import resolve
+from astuner.algorithms.registry import resolve
 from astuner.config.trainer import PackMode
 from tests.backbone.published_steps import plain_model, published_step
 

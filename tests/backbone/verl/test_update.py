@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from astuner.algorithms.credit_assignment import UpdateResult
-from astuner.algorithms.distillation import TeacherSequence
+from astuner.algorithms.distillation.teachers import TeacherSequence
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.root import RunConfig
 from astuner.errors import BackboneError, RecordError

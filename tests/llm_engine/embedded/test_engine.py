@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from astuner.errors import ContextLengthError, ModelError
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.schema import SamplingParams
 
@@ -313,7 +313,7 @@ def test_a_program_may_exit_without_close():
     code = """
 import asyncio
 from transformers import LlamaConfig, LlamaForCausalLM
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.schema import SamplingParams
 async def main():
     shape = dict(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=9)

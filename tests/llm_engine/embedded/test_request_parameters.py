@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from astuner.errors import UnsupportedParameterError
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.schema import Completion, OutputConstraint, SamplingParams
 
 SCHEMA = {

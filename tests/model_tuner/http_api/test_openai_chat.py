@@ -9,7 +9,8 @@ from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from astuner.errors import InvalidRequestError, UnsupportedParameterError
-from astuner.model_tuner import ChatAnswer, ParsedAnswer, ToolCall
+from astuner.model_tuner.answers import ChatAnswer
+from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.model_tuner.http_api.openai_completions import parse_chat_request, to_chat_completion, to_chunks
 from astuner.schema import FinishReason, LlmCall
 

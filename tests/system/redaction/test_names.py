@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from astuner.config.keys import schema
-from astuner.system.redaction import is_secret_setting, is_secret_variable
+from astuner.system.redaction.formats import is_secret_setting, is_secret_variable
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import sys
 import termios
 from pathlib import Path
 from loguru import logger
-from astuner.system.redaction import secret_variables
+from astuner.system.redaction.redactor import secret_variables
 from astuner.system.redaction.output import redact_output
 redact_output()
 assert secret_variables()["AGENT_API_KEY"] == "not-for-everybody"

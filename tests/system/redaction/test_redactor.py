@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.system.redaction import Redactor, redact, redact_argv, secrets_in
+from astuner.system.redaction.redactor import Redactor, redact, redact_argv, secrets_in
 from tests.examples import examples
 
 VISIBLE = st.characters(max_codepoint=0x2FF, exclude_categories=("Z", "C"), exclude_characters="[]")
@@ -216,7 +216,7 @@ def test_secrets_of_the_command_line_are_redacted(argv: list[str], shown: list[s
 REDACT_LONG_TEXTS = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 texts = (beginning + piece * (1_000_000 // len(piece)) for beginning, piece in {pieces})
 for text in texts:
     print(repr(text[:40]), flush=True)

@@ -18,7 +18,7 @@ from astuner.config.services import JudgeLlmConfig
 from astuner.errors import ConfigError, JudgeBudgetError, JudgeUnavailableError
 from astuner.helper_llm import client as client_module
 from astuner.helper_llm.client import LlmAnswer, LlmClient, NoAnswer, json_object
-from astuner.system.redaction import redact
+from astuner.system.redaction.redactor import redact
 from tests.task_judge.llm.scripted_endpoint import Reply, Request, ScriptedEndpoint, in_turn, scripted_endpoint
 
 KEY_A, KEY_B, KEY_C = "sk-canary-aaaa-1111", "sk-canary-bbbb-2222", "sk-canary-cccc-3333"

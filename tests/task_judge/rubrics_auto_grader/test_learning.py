@@ -16,8 +16,8 @@ from astuner import WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
 from astuner.errors import ConfigError, JudgeError, TaskDataError
 from astuner.schema import Task, TaskSet
-from astuner.task_judge.rubrics_auto_grader import Rubrics, load_or_learn_rubrics, make_grader
-from astuner.task_judge.rubrics_auto_grader.learning import reference_samples
+from astuner.task_judge.rubrics_auto_grader.grader import Rubrics, make_grader
+from astuner.task_judge.rubrics_auto_grader.learning import load_or_learn_rubrics, reference_samples
 from tests.task_judge.llm.scripted_endpoint import Reply, Request, ScriptedEndpoint
 
 VAGUE, CLEAR = "The answer is good.", "The answer gives reasons with the word because."

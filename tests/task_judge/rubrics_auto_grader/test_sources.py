@@ -14,7 +14,7 @@ from astuner.backbone.training.run_inputs import load_rubrics
 from astuner.config.root import AstunerConfig
 from astuner.errors import TaskDataError
 from astuner.run_record import read_index, read_metrics
-from astuner.task_judge.rubrics_auto_grader import Rubrics
+from astuner.task_judge.rubrics_auto_grader.grader import Rubrics
 from tests.env_service.services import serving
 from tests.task_judge.llm.scripted_endpoint import ScriptedEndpoint
 from tests.task_judge.rubrics_auto_grader.test_learning import CLEAR, GradingModel

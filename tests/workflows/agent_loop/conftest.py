@@ -12,7 +12,9 @@ import pytest
 from astuner.env_service import Environment
 from astuner.errors import EnvError
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, Targets
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.targets import Targets
 from astuner.schema import (
     Action,
     EnvTask,
@@ -25,7 +27,7 @@ from astuner.schema import (
     WorkflowTask,
 )
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_runner import TaskRunner
+from astuner.task_runner.runner import TaskRunner
 from astuner.workflows.agent_loop import EnvWorkflow, LoopSettings
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astuner.model_tuner import ParsedAnswer, ToolCall
+from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.workflows.agent_loop import ActionReader, UnreadableActionError
 
 TOOLS = ({"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}},)

@@ -14,8 +14,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from astuner.config.workflow import SUMMARY_TARGET, ContextTrackerConfig
-from astuner.context_tracker import build_samples, certificate
-from astuner.model_tuner import FrozenModel, Targets
+from astuner.context_tracker.audit import certificate
+from astuner.context_tracker.merge import build_samples
+from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.schema import Episode
 from astuner.workflows.agent_loop import LoopSettings
 from tests.examples import examples

@@ -12,7 +12,7 @@ from astuner.config.consistency import inconsistencies
 from astuner.config.root import RunConfig
 from astuner.env_service import Environment, load_environment
 from astuner.errors import PluginError
-from astuner.model_tuner import FrozenModel, Targets
+from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.schema import Action, Observation
 from astuner.workflows.agent_loop import LoopSettings, RandomPlayer, ScriptedPlayer, load_player
 from tests.workflows.agent_loop.conftest import Corridor, Play

@@ -9,7 +9,7 @@ import pytest
 
 from astuner import AstunerJob
 from astuner.cli.main import astuner
-from astuner.context_tracker import certificate
+from astuner.context_tracker.audit import certificate
 from astuner.run_record import read_episode, read_index
 from tests.workflows.agent_loop import conftest
 

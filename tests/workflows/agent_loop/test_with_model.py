@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from astuner.config.workflow import ContextTrackerConfig
-from astuner.context_tracker import certificate
-from astuner.llm_engine.embedded import EmbeddedEngine
-from astuner.model_tuner import CallSettings, ChatCodec
+from astuner.context_tracker.audit import certificate
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Task, WorkflowTask
-from astuner.task_runner import TaskRunner
+from astuner.task_runner.runner import TaskRunner
 from astuner.workflows.agent_loop import EnvWorkflow, LoopSettings
 from tests.workflows.agent_loop.conftest import QWEN3, Corridor, LocalInstance
 

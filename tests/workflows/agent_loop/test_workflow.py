@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from astuner import discounted_returns
-from astuner.context_tracker import certificate
-from astuner.model_tuner import Targets
+from astuner.context_tracker.audit import certificate
+from astuner.model_tuner.targets import Targets
 from astuner.schema import EnvTask, Episode, Evaluation, StepResult
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.workflows.agent_loop import LoopSettings
@@ -201,7 +201,7 @@ def test_each_seat_is_an_agent_with_its_own_history_and_reward(play: Play) -> No
 
 
 def test_only_trained_seats_count(play: Play) -> None:
-    from astuner.model_tuner import FrozenModel
+    from astuner.model_tuner.targets import FrozenModel
 
     frozen = {"north": FrozenModel(), "south": FrozenModel()}
     episode = play(HighCard(), ["1", "5", "2", "3", "4", "2"], targets=Targets(("east",), frozen))

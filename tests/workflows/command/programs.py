@@ -11,12 +11,14 @@ from typing import Any
 
 from astuner.config.workflow import WorkflowConfig
 from astuner.llm_engine.scripted import ScriptedEngine
-from astuner.model_tuner import CallSettings, ChatCodec, Targets
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.codec import ChatCodec
+from astuner.model_tuner.targets import Targets
 from astuner.schema import Episode, Task
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.task_rollout import BatchRequest, TaskRollout
 from astuner.task_rollout.episodes_here import EpisodesHere
-from astuner.task_runner import TaskRunner
+from astuner.task_rollout.rollout import BatchRequest, TaskRollout
+from astuner.task_runner.runner import TaskRunner
 from astuner.workflows.command.program import AgentProgram
 from astuner.workflows.command.workflow import CommandWorkflow
 

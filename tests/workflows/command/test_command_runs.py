@@ -10,7 +10,7 @@ import pytest
 
 from astuner import AstunerJob
 from astuner.cli.main import astuner
-from astuner.context_tracker import certificate
+from astuner.context_tracker.audit import certificate
 from astuner.run_record import read_episode, read_index
 from tests.workflows.command.programs import write_program
 

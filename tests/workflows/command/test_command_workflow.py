@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 
-from astuner.context_tracker import certificate
+from astuner.context_tracker.audit import certificate
 from astuner.errors import ConfigError
-from astuner.model_tuner import CallSettings, Targets
+from astuner.model_tuner.chat_options import CallSettings
+from astuner.model_tuner.targets import Targets
 from astuner.schema import Task
 from astuner.task_judge.judge_base import BaseJudge
 from tests.workflows.command.programs import is_running, run_code, run_command, write_program
@@ -290,7 +291,7 @@ print(1)
 
 
 def test_only_named_agents_are_left_out_of_training(tokenizer: Any, tmp_path: Path) -> None:
-    from astuner.model_tuner import FrozenModel
+    from astuner.model_tuner.targets import FrozenModel
 
     agents = {"title": "You write titles"}
     targets = Targets(("default",), {"title": FrozenModel()}, agents)

@@ -18,8 +18,8 @@ import pytest
 
 from astuner.config.loading import load_config
 from astuner.config.root import AstunerConfig
-from astuner.context_tracker import certificate
-from astuner.model_tuner import FrozenModel, Targets
+from astuner.context_tracker.audit import certificate
+from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.schema import Episode, Task
 from astuner.task_judge.judge_base import BaseJudge
 from tests.workflows.command.programs import run_command

@@ -18,7 +18,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry,
 from astuner.backbone.ray_cluster.worker_server import use_configured_threads
 from astuner.backbone.verl.rules import EMBEDDED, SAMPLER_LOGPROBS
 from astuner.llm_engine.causal_lm import load_causal_lm
-from astuner.llm_engine.embedded import EmbeddedEngine
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.schema import SamplingParams
 from astuner.system.redaction.output import redact_output
 

@@ -60,7 +60,7 @@ def serve(options: argparse.Namespace) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from astuner.llm_engine.embedded import EmbeddedEngine
+    from astuner.llm_engine.embedded.engine import EmbeddedEngine
     from tests.llm_engine.completions_server import serving
 
     model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype))
