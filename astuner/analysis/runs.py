@@ -142,11 +142,6 @@ def delete_run(folder: Path) -> None:
     (folder.parent / f".{folder.name}.lock").unlink(missing_ok=True)
 
 
-def folder_size(folder: Path) -> int:
-    """Return the size of the files in a folder, in bytes."""
-    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
 def _percent(rate: float | None) -> str:
     return "-" if rate is None else f"{rate:.0%}"
 

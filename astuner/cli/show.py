@@ -326,12 +326,13 @@ def note(run: str, text: str | None, tags: tuple[str, ...], clear: bool, exp_dir
 @EXP_DIR
 def delete(names: tuple[str, ...], yes: bool, exp_dir: str) -> None:
     """Delete runs, with their checkpoints and models."""
-    from astuner.analysis.runs import delete_run, folder_size
+    from astuner.analysis.runs import delete_run
     from astuner.run_record.recorded_run import find_run
 
     folders = [find_run(name, Path(exp_dir)) for name in dict.fromkeys(names)]
     for folder in folders:
-        click.echo(f"{folder}: {folder_size(folder) / 2**20:,.1f} MiB")
+        files = (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        click.echo(f"{folder}: {sum(file.lstat().st_size for file in files) / 2**20:,.1f} MiB")
     if not yes:
         click.confirm("delete them?" if len(folders) > 1 else "delete it?", abort=True)
     for folder in folders:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import psutil
 from loguru import logger
 
 from astuner.errors import shorten
+from astuner.system.paths import remove_folder
 from astuner.system.process_tree import (
     GRACE_SECONDS,
     adopt_orphans,
@@ -132,19 +132,6 @@ def end_current_episode() -> None:
     """End the processes of the episode that runs in this process, if any."""
     if _current is not None:
         _current.end()
-
-
-def remove_folder(folder: Path) -> None:
-    """Remove a folder with its contents, including read-only folders. Files that cannot be removed are left."""
-
-    def make_writable(function: Callable[..., object], path: str, _: object) -> None:
-        with contextlib.suppress(OSError):
-            for changed in (os.path.dirname(path), path):
-                if not os.path.islink(changed):
-                    os.chmod(changed, 0o700)
-            shutil.rmtree(path) if function is not os.unlink else os.unlink(path)
-
-    shutil.rmtree(folder, onerror=make_writable)
 
 
 def _command(process: psutil.Process) -> str:

@@ -6,13 +6,12 @@ import contextlib
 import fcntl
 import os
 import shutil
-import stat
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from astuner.sandbox.program import SandboxLimits, SandboxResult, SandboxRoot, run_program
+from astuner.system.paths import remove_folder
 
 _NOBODY = 65534
 _PREFIX, _LOCK = "astuner-shell-", "lock"
@@ -50,7 +49,7 @@ class ShellSandbox:
         for lock in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*/{_LOCK}"):
             with contextlib.suppress(OSError), lock.open("w") as file:  # it belongs to another user, or is in use
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(lock.parent)
+                remove_folder(lock.parent)
         self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._lock = (self._folder / "new").open("w")
         fcntl.flock(self._lock, fcntl.LOCK_EX)
@@ -122,7 +121,7 @@ class ShellSandbox:
 
     def close(self) -> None:
         """Remove the files."""
-        _remove(self._folder)
+        remove_folder(self._folder)
         self._lock.close()
 
     def _make(self, folder: str) -> None:
@@ -141,18 +140,3 @@ class ShellSandbox:
             for folder, _, names in os.walk(path):
                 for entry in (folder, *(os.path.join(folder, name) for name in names)):
                     os.chown(entry, _NOBODY, _NOBODY, follow_symlinks=False)
-
-
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, onerror=_make_writable)
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _make_writable(function: Callable[..., Any], path: str, error: object) -> None:
-    """Remove an entry of a folder that a program has made unwritable."""
-    for entry in (Path(path).parent, Path(path)):
-        with contextlib.suppress(OSError):
-            if not entry.is_symlink():
-                entry.chmod(stat.S_IRWXU)
-    with contextlib.suppress(OSError):
-        shutil.rmtree(path) if Path(path).is_dir() and not Path(path).is_symlink() else Path(path).unlink()

@@ -1,10 +1,12 @@
-"""Where the environments of `astuner install` are, where processes find astuner, and which packages are installed."""
+"""Where the environments of `astuner install` are, and where processes find astuner; removal of folders; packages."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
 import os
+import shutil
 from pathlib import Path
 
 FOLDER_VARIABLE = "ASTUNER_ENVIRONMENTS"
@@ -22,6 +24,21 @@ def installed_program(name: str, program: str) -> str | None:
     """Return the path of a program in the named environment; None if the program is not installed."""
     path = environments_folder() / name / "bin" / program
     return str(path) if path.is_file() and os.access(path, os.X_OK) else None
+
+
+def remove_folder(folder: Path) -> None:
+    """Remove a folder with its contents, including read-only folders. Files that cannot be removed are left."""
+
+    def make_writable(_function: object, path: str, _error: object) -> None:
+        for entry in (Path(path).parent, Path(path)):
+            with contextlib.suppress(OSError):
+                if not entry.is_symlink():
+                    entry.chmod(0o700)
+        with contextlib.suppress(OSError):
+            shutil.rmtree(path) if Path(path).is_dir() and not Path(path).is_symlink() else Path(path).unlink()
+
+    shutil.rmtree(folder, onerror=make_writable)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def python_path(*first: str | None) -> str:

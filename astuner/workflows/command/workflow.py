@@ -24,8 +24,9 @@ from astuner.config.root import AstunerConfig
 from astuner.errors import AgentMadness, WorkflowError, short_repr
 from astuner.model_tuner.targets import AUTO_AGENT
 from astuner.model_tuner.tuner import ModelTuner
-from astuner.processes.episode_processes import current_episode_processes, remove_folder
+from astuner.processes.episode_processes import current_episode_processes
 from astuner.schema import WorkflowOutput, WorkflowTask
+from astuner.system.paths import remove_folder
 from astuner.system.redaction.redactor import Redactor, current_redactor
 from astuner.workflow import Workflow
 from astuner.workflows.command.program import AgentProgram, EpisodeValues, copy_files
