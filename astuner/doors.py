@@ -41,7 +41,7 @@ DOORS: Mapping[str, Mapping[str, str]] = {
     },
     "workflow": {
         "command": "astuner.workflows.command.workflow:command_workflow",
-        "environment": "astuner.workflows.agent_loop:environment_workflow",
+        "environment": "astuner.workflows.agent_loop.workflow:environment_workflow",
     },
     "tasks": {
         "data_generation": "astuner.task_sources.data_generation:generation_files",

@@ -26,7 +26,7 @@ from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec, load_tokenizer
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_runner.runner import TaskRunner
-from astuner.workflows.agent_loop import EnvWorkflow, LoopSettings
+from astuner.workflows.agent_loop.workflow import EnvWorkflow, LoopSettings
 from tests.workflows.agent_loop.conftest import LocalInstance
 from tutorial.example_frozenlake import prepare_model_8x8
 from tutorial.example_frozenlake.prepare_model import MOVES, best_moves

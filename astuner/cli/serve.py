@@ -75,7 +75,8 @@ def serve_tinker(
 
     The server listens on this machine only, until Ctrl-C.
     """
-    from astuner.tinker_server import Limits, serve
+    from astuner.tinker_server.http_server import serve
+    from astuner.tinker_server.service import Limits
 
     limits = Limits(max_models, max_engines, max_samplers, max_body * 2**20)
 

@@ -3,8 +3,3 @@
 Long requests return the id of a future, whose result the client polls. All models train in one thread, in request
 order; each set of weights that is sampled has its own embedded engine.
 """
-
-from astuner.tinker_server.http_server import serve
-from astuner.tinker_server.service import Limits
-
-__all__ = ["Limits", "serve"]

@@ -16,7 +16,8 @@ import pytest
 
 from astuner.errors import ModelError, PluginError, ServiceError
 from astuner.system.localhost import listen
-from astuner.tinker_server import Limits, serve
+from astuner.tinker_server.http_server import serve
+from astuner.tinker_server.service import Limits
 from tests.preloaded import PythonProcess
 from tests.tinker_server.served import close_connections, tinker
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astuner.workflows.agent_loop import LoopSettings
+from astuner.workflows.agent_loop.workflow import LoopSettings
 from tests.examples import examples
 from tests.workflows.agent_loop.conftest import Play, play  # noqa: F401 - a fixture
 from tutorial.example_kuhn_poker import measure

@@ -28,7 +28,7 @@ from astuner.schema import (
 )
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_runner.runner import TaskRunner
-from astuner.workflows.agent_loop import EnvWorkflow, LoopSettings
+from astuner.workflows.agent_loop.workflow import EnvWorkflow, LoopSettings
 
 
 class Corridor(Environment):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from astuner.model_tuner.codec import ParsedAnswer, ToolCall
-from astuner.workflows.agent_loop import ActionReader, UnreadableActionError
+from astuner.workflows.agent_loop.players import ActionReader, UnreadableActionError
 
 TOOLS = ({"type": "function", "function": {"name": "go", "parameters": {"type": "object"}}},)
 

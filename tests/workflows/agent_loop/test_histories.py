@@ -18,7 +18,7 @@ from astuner.context_tracker.audit import certificate
 from astuner.context_tracker.merge import build_samples
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.schema import Episode
-from astuner.workflows.agent_loop import LoopSettings
+from astuner.workflows.agent_loop.workflow import LoopSettings
 from tests.examples import examples
 from tests.workflows.agent_loop.conftest import Corridor, CorridorWithTools, HighCard, Play
 

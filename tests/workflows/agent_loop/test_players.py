@@ -14,7 +14,8 @@ from astuner.env_service import Environment, load_environment
 from astuner.errors import PluginError
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.schema import Action, Observation
-from astuner.workflows.agent_loop import LoopSettings, RandomPlayer, ScriptedPlayer, load_player
+from astuner.workflows.agent_loop.players import RandomPlayer, ScriptedPlayer, load_player
+from astuner.workflows.agent_loop.workflow import LoopSettings
 from tests.workflows.agent_loop.conftest import Corridor, Play
 
 

@@ -14,7 +14,7 @@ from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Task, WorkflowTask
 from astuner.task_runner.runner import TaskRunner
-from astuner.workflows.agent_loop import EnvWorkflow, LoopSettings
+from astuner.workflows.agent_loop.workflow import EnvWorkflow, LoopSettings
 from tests.workflows.agent_loop.conftest import QWEN3, Corridor, LocalInstance
 
 

@@ -11,7 +11,7 @@ from astuner.context_tracker.audit import certificate
 from astuner.model_tuner.targets import Targets
 from astuner.schema import EnvTask, Episode, Evaluation, StepResult
 from astuner.task_judge.judge_base import BaseJudge
-from astuner.workflows.agent_loop import LoopSettings
+from astuner.workflows.agent_loop.workflow import LoopSettings
 from tests.workflows.agent_loop.conftest import Corridor, CorridorWithTools, HighCard, Play
 
 
