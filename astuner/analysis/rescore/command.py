@@ -84,10 +84,8 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
     config = _recorded_config(folder)
     algorithm = resolve(config.trainer_common.algorithm)
     params = _params(config.task_judge, options)
-    judges = [
-        make_judge(path, config.task_judge, given, (Path.cwd(),), setting="--judge")
-        for path, given in zip(options.judges, params, strict=True)
-    ]
+    given = zip(options.judges, params, strict=True)
+    judges = [make_judge(path, config.task_judge, each, (Path.cwd(),), setting="--judge") for path, each in given]
     selected = _select(folder, options.step, options.split)
     if algorithm.rule is None:
         raise RecordError(f"the run in {folder} is supervised training, which has no rewards")
@@ -107,6 +105,7 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
         held_out, _ = _judge(folder, entries, judges[1], timeout, options.jobs)
         rewards = {each.entry.path: each.after.reward for each in held_out}
         rows = [replace(row, held_out_reward=rewards.get(row.path)) for row in rows]
+        asked = [row for row, each in zip(rows, judged, strict=True) if each.was_asked]
     result = Rescore(
         run=str(folder.absolute()),
         judge=options.judges[0],
@@ -123,9 +122,7 @@ def rescore(run: str, exp_dir: Path, options: RescoreOptions) -> Path:
         steps=tuple(steps),
         errors=dict(Counter(str(row.error_kind) for row in unscored).most_common()),
         first_error=unscored[0].error if unscored else None,
-        audit=_audit([row for row, each in zip(rows, judged, strict=True) if each.was_asked], options)
-        if options.audit or len(judges) > 1
-        else None,
+        audit=_audit(asked, options) if options.audit or len(judges) > 1 else None,
     )
     output = create_rescore_folder(folder, options.judges[0], options.output)
     write_rescore(output, result, rows)
