@@ -108,8 +108,12 @@ MOMENTS: dict[str, Callable[[Path], bool]] = {
 def test_a_run_killed_several_times_has_every_row_once(serial: tuple[Runs, Path], tmp_path: Path, moment: str):
     runs, whole = serial
     record = tmp_path / "run"
-    kills = [runs.kill_when(tmp_path, lambda _changes, _seconds: MOMENTS[moment](record)) for _ in range(2)]
-    assert kills[0]
+
+    def kill() -> bool:
+        return runs.kill_when(tmp_path, lambda _changes, _seconds: MOMENTS[moment](record))
+
+    assert kill() or kill() or kill()  # on a busy machine, a moment may pass unseen
+    kill()
     runs.complete(tmp_path)
     comparison = compare(whole, record)
     assert comparison.is_equal, comparison
