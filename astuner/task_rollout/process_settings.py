@@ -95,8 +95,8 @@ class ProcessSettings:
         earlier = {name: sys.modules.get(name) for name in (*self._shared_modules, *later)}
 
         def changed() -> dict[str, object]:
-            names = [name for name, module in earlier.items() if sys.modules.get(name) is not module]
-            return dict.fromkeys((name for name in names if earlier[name] is not None), "changed")
+            gone = (name for name, module in earlier.items() if module and sys.modules.get(name) is not module)
+            return dict.fromkeys(gone, "changed")
 
         return changed
 
