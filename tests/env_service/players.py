@@ -7,6 +7,7 @@ import os
 import threading
 
 import pytest
+from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.errors import EnvError
@@ -43,6 +44,15 @@ class Hangs(Plays):
         await asyncio.sleep(1e6)
 
 
+class Talks(Plays):
+    """Sends one message after another to the main process."""
+
+    async def play(self, env: EnvInstance) -> None:
+        while True:
+            logger.debug("still here")
+            await asyncio.sleep(0)
+
+
 class Blocks(Plays):
     async def play(self, env: EnvInstance) -> None:
         threading.Event().wait()
@@ -77,7 +87,8 @@ class SwallowsTheError(Plays):
 
 
 PLAYERS: dict[str, type[Plays]] = {
-    player.__name__: player for player in (Plays, Raises, Hangs, Blocks, CancelsItself, Exits, Fails, SwallowsTheError)
+    player.__name__: player
+    for player in (Plays, Raises, Hangs, Talks, Blocks, CancelsItself, Exits, Fails, SwallowsTheError)
 }
 
 

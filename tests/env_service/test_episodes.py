@@ -118,11 +118,12 @@ def assert_released_after(rollout: TaskRollout, service: Service, workflow: str,
     wait_until(lambda: not service.instances())
 
 
+@pytest.mark.parametrize("player", ["Hangs", "Talks"])
 def test_the_end_of_a_run_releases_the_environments_of_running_episodes(
-    model_folder: Path, tokenizer: Any, own_service: Service
+    model_folder: Path, tokenizer: Any, own_service: Service, player: str
 ) -> None:
     with started_rollout(model_folder, tokenizer) as rollout, ThreadPoolExecutor(1) as threads:
-        running = threads.submit(run, rollout, [replace(read(own_service)[0], metadata={"player": "Hangs"})])
+        running = threads.submit(run, rollout, [replace(read(own_service)[0], metadata={"player": player})])
         wait_until(lambda: bool(own_service.instances()))
         rollout.close()
         with pytest.raises(CancelledError):

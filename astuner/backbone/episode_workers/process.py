@@ -74,13 +74,19 @@ class _MainProcess:
             try:
                 self._check()
                 self._connection.send_bytes(frame)
+            except (BrokenPipeError, ConnectionResetError):
+                # The main process has ended. `receive` sees it, too, and what the episode uses must be released first.
+                return
             except OSError:
                 os._exit(DISCONNECTED)
 
     def receive(self) -> ToWorker:
         """Wait for the next message. EOFError: the main process has ended; OSError: the episode has disconnected."""
         self._check()
-        message: ToWorker = self._connection.recv()
+        try:
+            message: ToWorker = self._connection.recv()
+        except ConnectionResetError as error:  # the main process has not read all messages of this one
+            raise EOFError from error
         return message
 
     def _check(self) -> None:
