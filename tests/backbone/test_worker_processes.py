@@ -17,6 +17,7 @@ from astuner import AstunerJob
 from astuner.backbone.episode_workers.fork_server import SERVER_NAME
 from astuner.backbone.episode_workers.rollout import make_rollout, with_episodes
 from astuner.backbone.training.run_inputs import RunInputs
+from astuner.errors import BackboneError
 from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
@@ -40,21 +41,21 @@ def request(*questions: str, answers: tuple[str, ...] = ()) -> BatchRequest:
 
 @pytest.fixture(scope="module")
 def rollout_of(model_folder: Path, tokenizer: Any) -> Iterator[Callable[..., TaskRollout]]:
-    """Return a function that returns the rollout of a workflow of `isolation_agents`; a repeated call, the same one.
+    """Return a function that returns the rollout of a workflow of a file; a repeated call, the same one.
 
     Its workers are replaced after each harm.
     """
     before = set(psutil.Process().children(recursive=True))
 
     @cache
-    def begin(workflow: str, *, judge: str = "", **settings: Any) -> TaskRollout:
+    def begin(workflow: str, *, file: Path = AGENTS, judge: str = "", **settings: Any) -> TaskRollout:
         job = AstunerJob(algorithm="grpo", model=model_folder, model__renderer="qwen3", **{
             "backbone": "local",
             "rollout__max_env_worker": 2,
             "rollout__episode_timeout": 30.0,
             "task_judge__timeout": 5.0,
         } | settings)  # fmt: skip
-        job.set_workflow(f"{AGENTS}->{workflow}").set_data("file", "unused.jsonl")
+        job.set_workflow(f"{file}->{workflow}").set_data("file", "unused.jsonl")
         if judge:
             job.set_judge(f"{AGENTS}->{judge}")
         config = job.config.astuner
@@ -143,6 +144,26 @@ def test_the_process_that_starts_workers_is_replaced(rollout_of: Callable[..., T
     episodes = rollout.run(request("kill parent", *GOOD, "kill parent"))
     assert [episode.error for episode in episodes] == [None] * 5
     assert [episode.error for episode in rollout.run(request(*GOOD))] == [None] * 3
+
+
+@pytest.mark.parametrize(("imports", "starts"), [(0, 1), (1, 6)])
+def test_an_agent_that_ends_its_process_when_it_is_imported(
+    rollout_of: Callable[..., TaskRollout], tmp_path: Path, imports: int, starts: int
+):
+    counted = f"open({str(tmp_path / 'starts')!r}, 'a+')"
+    agent = tmp_path / "agent.py"
+    agent.write_text(
+        f"import os\nfrom astuner import Workflow\n{counted}.write('x')\nfile = {counted}\nfile.seek(0)\n"
+        f"if len(file.read()) > {imports}: os._exit(3)\n"
+        f"class Leaves(Workflow):\n    async def execute(self, workflow_task, model_tuner): os._exit(4)\n"
+    )
+    with pytest.raises(
+        BackboneError,
+        match=r"episode worker \d+ \(pid \d+\), which imported the agent, exited with "
+        "code 3: its code must not end the process",
+    ):
+        rollout_of("Leaves", file=agent, rollout__max_retries=1).run(request("a"))
+    assert len((tmp_path / "starts").read_text()) == starts
 
 
 def test_retries_run_after_a_crash(rollout_of: Callable[..., TaskRollout]):

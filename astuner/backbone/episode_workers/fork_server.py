@@ -259,7 +259,6 @@ class ForkServer:
         self._process = psutil.Process(pid)  # before anything else can wait for it
         os.close(replies_end)
         self.has_ended = False
-        self.has_started_workers = False
         self._started: dict[int, asyncio.Future[int]] = {}
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._number = 0
@@ -273,7 +272,6 @@ class ForkServer:
             while line := await reader.readline():
                 message: dict[str, Any] = json.loads(line)
                 if "started" in message:
-                    self.has_started_workers = True
                     self._exits[message["pid"]] = loop.create_future()
                     started = self._started.pop(message["started"])
                     if not started.done():  # the run was interrupted; the worker ends, as its connection is closed

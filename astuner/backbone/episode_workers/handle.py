@@ -112,7 +112,7 @@ class WorkerHandle:
                 await worker._end_description() if isinstance(error, _ConnectionLostError) else "did not start in time"
             )
             worker.kill()
-            raise BackboneError(f"{worker.name} {how} while it imported the agent") from error
+            raise BackboneError(f"{worker.name}, which imported the agent, {how}") from error
         except BaseException:
             worker.kill()
             raise

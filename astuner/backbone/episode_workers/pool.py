@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import queue
 import sys
 import tempfile
@@ -33,6 +34,7 @@ from astuner.task_rollout.active_episodes import RunningReport
 # Seconds after the timeouts of an episode until it counts as blocked.
 _GRACE_SECONDS = 5.0
 _POLL_SECONDS = 0.5
+_START_ATTEMPTS = 5
 
 
 class WorkerProcessPool:
@@ -50,6 +52,7 @@ class WorkerProcessPool:
         self._idle: list[WorkerHandle] = []
         self._busy: set[WorkerHandle] = set()
         self._count = 0
+        self._has_loaded_agent = False
         self._judging = asyncio.Semaphore(workers)
         self._closing = threading.Lock()
         self._is_closed = False
@@ -190,7 +193,7 @@ class WorkerProcessPool:
             if not worker.is_lost:
                 return worker
             worker.close()
-        while True:
+        for attempt in itertools.count(1):
             if self._server is not None and self._server.has_ended:
                 logger.warning("the process that starts the episode workers has ended; it is started again")
                 self._server.close()
@@ -201,11 +204,15 @@ class WorkerProcessPool:
             server = self._server
             self._count += 1
             try:
-                return await WorkerHandle.start(server, self._count)
+                worker = await WorkerHandle.start(server, self._count)
             except BackboneError:
-                # An episode may have killed it. A process that never started a worker would fail again.
-                if not server.has_started_workers:
+                # An episode may have killed the worker or the server. An agent that ends its process does it each time.
+                if not self._has_loaded_agent or attempt == _START_ATTEMPTS:
                     raise
+            else:
+                self._has_loaded_agent = True
+                return worker
+        raise AssertionError
 
 
 @contextlib.contextmanager
