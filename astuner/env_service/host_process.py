@@ -34,7 +34,7 @@ from astuner.env_service.protocol import ServiceRequestError
 from astuner.errors import AstunerError, WorkflowError, describe_error, short_repr
 from astuner.plugin import load_object, raised_at
 from astuner.schema import Evaluation, Observation, StepResult, TaskProfile, checked_reward
-from astuner.system.forking import ForkingServer
+from astuner.system.forking import ReportingServer
 from astuner.system.process_tree import adopt_orphans, child_pids
 
 REQUEST_HEADER = struct.Struct("!I")
@@ -97,7 +97,7 @@ def _descendants(pid: int) -> Iterator[int]:
         yield from _descendants(child)
 
 
-class _ForkServer(ForkingServer):
+class _ForkServer(ReportingServer):
     def __init__(self, settings: HostSettings, control: socket.socket, launcher: int) -> None:
         self._settings = settings
         for env_type in settings.env_types:
@@ -111,7 +111,6 @@ class _ForkServer(ForkingServer):
 
     def serve(self) -> None:
         """Fork hosts until the service ends; then kill them."""
-        self._send(ready=os.getpid())
         super().serve()
         for pid in self.workers:
             end_host(pid)
@@ -124,29 +123,19 @@ class _ForkServer(ForkingServer):
                     pass
             time.sleep(0.01)
 
-    def handle_request(self) -> None:
-        """Fork a host, unless the service has ended."""
-        data = b""
-        with contextlib.suppress(ConnectionResetError):  # it has ended without reading all messages
-            data, descriptors, _, _ = socket.recv_fds(self.requests, REQUEST_HEADER.size, 1)
-        if not data:
-            self.is_ending = True
-            return
-        (number,) = REQUEST_HEADER.unpack(data)
-        try:
-            pid = self.fork()
-        except OSError as error:  # too many processes, or too little memory
-            os.close(descriptors[0])
-            self._send(failed=number, error=str(error))
-            return
-        if pid == 0:
-            for name in (signal.SIGTERM, signal.SIGHUP):
-                signal.signal(name, signal.SIG_DFL)
-            _run_host(socket.socket(fileno=descriptors[0]), self._settings)
-        os.close(descriptors[0])
-        with contextlib.suppress(OSError):  # the host does the same; whichever is first counts
-            os.setpgid(pid, pid)
-        self._send(started=number, pid=pid)
+    def fork(self) -> int:
+        """Fork a host, whose group has its number."""
+        pid = super().fork()
+        if pid:
+            with contextlib.suppress(OSError):  # the host does the same; whichever is first counts
+                os.setpgid(pid, pid)
+        return pid
+
+    def run_worker(self, *descriptors: int) -> NoReturn:
+        """Run a host with its socket."""
+        for name in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(name, signal.SIG_DFL)
+        _run_host(socket.socket(fileno=descriptors[0]), self._settings)
 
     def reap(self) -> None:
         """Kill what the hosts that have ended leave, and handle their ends."""
@@ -158,14 +147,6 @@ class _ForkServer(ForkingServer):
                 if ended.si_pid in self.workers:  # else a process that a host has left
                     self.workers.discard(ended.si_pid)
                     self.worker_ended(ended.si_pid, os.waitstatus_to_exitcode(status))
-
-    def worker_ended(self, pid: int, code: int) -> None:
-        """Tell the service how the host has ended."""
-        self._send(ended=pid, code=code)
-
-    def _send(self, **message: int | str) -> None:
-        with contextlib.suppress(OSError):  # the service has ended
-            self.requests.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _run_host(connection: socket.socket, settings: HostSettings) -> NoReturn:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from astuner.env_service.host_process import REQUEST_HEADER, RESPONSE_HEADER, HostSettings, end_host
 from astuner.env_service.protocol import EnvSource, EnvTypeInfo, ErrorInfo, ServiceRequestError
 from astuner.errors import ServiceError, shorten
+from astuner.system.forking import ForkClient
 from astuner.system.paths import python_path
 
 _START_SECONDS = 120.0
@@ -38,11 +39,7 @@ class HostServer:
 
     def __init__(self, settings: HostSettings) -> None:
         self._settings = settings
-        self._numbers = itertools.count(1)
-        # By the number of the request: the id of the new process, and its exit code to come.
-        self._started: dict[int, asyncio.Future[tuple[int, asyncio.Future[int]]]] = {}
-        self._exits: dict[int, asyncio.Future[int]] = {}
-        self._control: socket.socket | None = None
+        self._client: ForkClient | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._reading: asyncio.Task[None] | None = None
 
@@ -52,7 +49,8 @@ class HostServer:
         Raises:
             ServiceError: it ends, or is not ready in time.
         """
-        self._control, control = socket.socketpair()
+        own, control = socket.socketpair()
+        self._client = ForkClient(own)
         with control:
             self._process = subprocess.Popen(
                 (sys.executable, "-P", "-m", "astuner.env_service.host_process", str(control.fileno())),
@@ -64,14 +62,14 @@ class HostServer:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
             stdin.write(json.dumps(asdict(self._settings)).encode())
-        reader, writer = await asyncio.open_connection(sock=self._control.dup())
+        self._reading = asyncio.create_task(self._client.read())
         try:
             async with asyncio.timeout(_START_SECONDS):
-                if not await reader.readline():
-                    raise ServiceError("the process that starts environments has ended; its output says why")
+                await self._client.ready.wait()
         except TimeoutError:
             raise ServiceError(f"the environments were not imported within {_START_SECONDS:g} s") from None
-        self._reading = asyncio.create_task(self._read(reader, writer))
+        if self._client.has_ended:
+            raise ServiceError("the process that starts environments has ended; its output says why")
 
     async def new_host(self) -> Host:
         """Fork a host.
@@ -79,25 +77,23 @@ class HostServer:
         Raises:
             ServiceRequestError: the process that forks has ended, or cannot fork.
         """
-        assert self._control is not None
-        assert self._reading is not None
-        if self._reading.done():
-            raise _no_fork_server()
-        number = next(self._numbers)
-        loop = asyncio.get_running_loop()
-        started = self._started[number] = loop.create_future()
+        assert self._client is not None
         service_end, host_end = socket.socketpair()
-        with host_end:
-            try:
-                socket.send_fds(self._control, [REQUEST_HEADER.pack(number)], [host_end.fileno()])
-            except OSError as error:
-                service_end.close()
-                raise _no_fork_server() from error
-            try:
-                pid, exited = await started
-            except BaseException:
-                service_end.close()
+        try:
+            with host_end:
+                pid, exited = await self._client.fork(host_end.fileno())
+        except BaseException as error:
+            service_end.close()
+            if isinstance(error, ConnectionError):
+                reason = "the process that starts environments has ended; restart the environment service"
+            elif isinstance(error, OSError):
+                reason = (
+                    f"the process of an instance could not be started: {error}. Lower --max-instances or the number of "
+                    "episodes at a time (rollout.max_env_worker), or raise the limit of processes (ulimit -u)"
+                )
+            else:
                 raise
+            raise ServiceRequestError("process_ended", reason) from error
         reader, writer = await asyncio.open_connection(sock=service_end)
         return Host(pid, reader, writer, exited)
 
@@ -108,55 +104,21 @@ class HostServer:
 
     async def close(self) -> None:
         """End the hosts and the process, and wait for it."""
-        if self._control is not None:
-            self._control.close()
-        if self._reading is not None:
-            self._reading.cancel()
         process = self._process
         if process is None:
             return
+        assert self._client is not None
         with contextlib.suppress(ProcessLookupError):
-            for pid in self._exits:
+            for pid in self._client.running:
                 end_host(pid)
+        self._client.close()
+        if self._reading is not None:
+            self._reading.cancel()
         try:
             await asyncio.to_thread(process.wait, _EXIT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Read what the process reports, until it ends."""
-        loop = asyncio.get_running_loop()
-        try:
-            while line := await reader.readline():
-                message: dict[str, Any] = json.loads(line)
-                if "started" in message:
-                    pid, started = message["pid"], self._started.pop(message["started"])
-                    exited = self._exits[pid] = loop.create_future()
-                    if not started.done():  # it is if its request was cancelled
-                        started.set_result((pid, exited))
-                elif "failed" in message:
-                    started = self._started.pop(message["failed"])
-                    if not started.done():
-                        reason = (
-                            f"the process of an instance could not be started: {message['error']}. Lower "
-                            "--max-instances or the number of episodes at a time (rollout.max_env_worker), or raise "
-                            "the limit of processes (ulimit -u)"
-                        )
-                        started.set_exception(ServiceRequestError("process_ended", reason))
-                elif (ended := self._exits.pop(message["ended"], None)) is not None:
-                    ended.set_result(message["code"])
-        finally:
-            writer.close()
-            for started in self._started.values():
-                if not started.done():
-                    started.set_exception(_no_fork_server())
-
-
-def _no_fork_server() -> ServiceRequestError:
-    return ServiceRequestError(
-        "process_ended", "the process that starts environments has ended; restart the environment service"
-    )
 
 
 _reading: set[asyncio.Task[None]] = set()
@@ -249,8 +211,9 @@ class Host:
             self._writer.close()
             if self._end_reason is None:
                 how = "closed its connection to the service"
-                with contextlib.suppress(TimeoutError):
-                    code = await asyncio.wait_for(asyncio.shield(self._exited), _EXIT_CODE_SECONDS)
+                await asyncio.wait([self._exited], timeout=_EXIT_CODE_SECONDS)
+                if self._exited.done() and not self._exited.cancelled():
+                    code = self._exited.result()
                     how = f"ended with exit code {code}"
                     if code < 0:
                         how = f"was killed by signal {-code}"

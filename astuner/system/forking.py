@@ -1,19 +1,26 @@
-"""The loop of a process that forks itself on request. Workers start fast and share the modules it has imported."""
+"""A process that forks itself on request, and its client. Workers start fast and share the modules it has imported."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import gc
+import itertools
+import json
 import os
 import select
 import signal
 import socket
+import struct
 import sys
 import time
 from abc import ABC, abstractmethod
+from typing import Any, NoReturn
 
 _POLL_SECONDS = 0.5
+_REQUEST = struct.Struct("!I")
+_MAX_DESCRIPTORS = 8
 _PR_SET_NAME = 15
 
 interpreter: tuple[str, ...] = (sys.executable, "-P")
@@ -104,3 +111,121 @@ class ForkingServer(ABC):
                 for pid in self.workers:
                     os.kill(pid, signal.SIGKILL)
             time.sleep(0.02)
+
+
+class ReportingServer(ForkingServer):
+    """Forks a worker for each request of a `ForkClient`, and reports to it how the worker starts and ends."""
+
+    @abstractmethod
+    def run_worker(self, *descriptors: int) -> NoReturn:
+        """Run a worker in this process, with the descriptors of the request."""
+
+    def serve(self) -> None:
+        """Report that this process is ready, then serve."""
+        self._report(ready=os.getpid())
+        super().serve()
+
+    def handle_request(self) -> None:
+        """Fork a worker, unless the client has closed the socket."""
+        data, descriptors = b"", list[int]()
+        with contextlib.suppress(ConnectionResetError):  # it has ended without reading all reports
+            data, descriptors, _, _ = socket.recv_fds(self.requests, _REQUEST.size, _MAX_DESCRIPTORS)
+        if not data:
+            self.is_ending = True
+            return
+        (number,) = _REQUEST.unpack(data)
+        try:
+            pid = self.fork()
+            if pid == 0:
+                self.run_worker(*descriptors)
+            self._report(started=number, pid=pid)
+        except OSError as error:
+            self._report(failed=number, error=str(error))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+
+    def worker_ended(self, pid: int, code: int) -> None:
+        """Report how the worker has ended."""
+        self._report(ended=pid, code=code)
+
+    def _report(self, **message: int | str) -> None:
+        with contextlib.suppress(OSError):  # the client has ended
+            self.requests.sendall(json.dumps(message).encode() + b"\n")
+
+
+class ForkClient:
+    """Requests forks from a `ReportingServer`. Used on one event loop.
+
+    Attributes:
+        ready: set once the server handles requests, or has ended.
+        has_ended: whether the server has ended.
+    """
+
+    def __init__(self, control: socket.socket) -> None:
+        """Use the socket whose other end the server has."""
+        self.ready = asyncio.Event()
+        self.has_ended = False
+        self._control = control
+        self._numbers = itertools.count(1)
+        # By the number of the request: the id of the new process, and its exit code to come.
+        self._started: dict[int, asyncio.Future[tuple[int, asyncio.Future[int]]]] = {}
+        self._exits: dict[int, asyncio.Future[int]] = {}
+
+    @property
+    def running(self) -> list[int]:
+        """The process ids of the workers that have not ended."""
+        return list(self._exits)
+
+    async def fork(self, *descriptors: int) -> tuple[int, asyncio.Future[int]]:
+        """Fork a worker with these descriptors; return its process id, and a future.
+
+        The future's result is the exit code, or -n after signal n. It is cancelled if the server ends first.
+
+        Raises:
+            ConnectionError: the server has ended.
+            OSError: it cannot fork.
+        """
+        if self.has_ended:
+            raise ConnectionResetError
+        number = next(self._numbers)
+        started: asyncio.Future[tuple[int, asyncio.Future[int]]] = asyncio.get_running_loop().create_future()
+        self._started[number] = started
+        socket.send_fds(self._control, [_REQUEST.pack(number)], descriptors)
+        return await started
+
+    async def read(self) -> None:
+        """Read the server's reports until it ends."""
+        loop = asyncio.get_running_loop()
+        reader, writer = await asyncio.open_connection(sock=self._control.dup())
+        try:
+            while line := await reader.readline():
+                message: dict[str, Any] = json.loads(line)
+                if "ready" in message:
+                    self.ready.set()
+                elif "started" in message:
+                    pid, started = message["pid"], self._started.pop(message["started"])
+                    exited = self._exits[pid] = loop.create_future()
+                    if not started.done():  # else its request was cancelled
+                        started.set_result((pid, exited))
+                elif "failed" in message:
+                    started = self._started.pop(message["failed"])
+                    if not started.done():
+                        started.set_exception(OSError(message["error"]))
+                elif not (exited := self._exits.pop(message["ended"])).done():
+                    exited.set_result(message["code"])
+        finally:
+            self.has_ended = True
+            self.ready.set()
+            writer.close()
+            for started in self._started.values():
+                if not started.done():
+                    started.set_exception(ConnectionResetError())
+            for exited in self._exits.values():
+                exited.cancel()
+
+    def close(self) -> None:
+        """Have the server end. Thread-safe."""
+        with contextlib.suppress(OSError):  # it has ended
+            self._control.shutdown(socket.SHUT_WR)
+        self._control.close()

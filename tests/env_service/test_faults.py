@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -259,7 +260,7 @@ def test_a_process_that_cannot_be_forked_is_an_error_of_its_request(monkeypatch:
     with own, control, first, second:
         server = object.__new__(host_process._ForkServer)
         server.requests = control
-        socket.send_fds(own, [host_process.REQUEST_HEADER.pack(5)], [second.fileno()])
+        socket.send_fds(own, [struct.pack("!I", 5)], [second.fileno()])
         server.handle_request()
         assert not server.is_ending
         answer = json.loads(own.recv(1000))

@@ -10,19 +10,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import os
 import pickle
 import pkgutil
 import shutil
 import signal
 import socket
-import struct
 import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 from loguru import logger
@@ -32,7 +30,7 @@ from astuner.debugging.deadlines import CLOCK_THREAD
 from astuner.errors import BackboneError
 from astuner.model_tuner.codec import ChatCodec
 from astuner.system import forking
-from astuner.system.forking import ForkingServer, name_process
+from astuner.system.forking import ForkClient, ReportingServer, name_process
 from astuner.system.paths import python_path
 from astuner.system.process_tree import (
     GRACE_SECONDS,
@@ -48,7 +46,6 @@ from astuner.system.redaction.redactor import stop_listening
 _WAITING_THREADS = {CLOCK_THREAD, "tqdm_monitor"}
 SERVER_NAME = "astuner-forks"
 """Name of the fork server's process."""
-_REQUEST = struct.Struct("!i")
 # The streams of the main process, of which a fork has a copy. Their end would write its text a second time.
 _streams: list[Any] = []
 # Seconds that workers have to exit after the main process has ended. The remaining ones are then killed.
@@ -68,24 +65,24 @@ class ForkServerJob:
 def main() -> None:
     """Serve requests until the main process closes the socket or ends.
 
-    The job is pickled on stdin. Stdout is the socket, whose first message has the other descriptors.
+    The job is pickled on stdin. Stdout is the socket, whose first message has the descriptor of the output.
     """
     from astuner.model_tuner.codec import load_tokenizer
 
     requests = socket.socket(fileno=os.dup(1))
-    _, descriptors, _, _ = socket.recv_fds(requests, 1, 2)
+    _, descriptors, _, _ = socket.recv_fds(requests, 1, 1)
     if not descriptors:
         return  # the main process has ended
-    replies, stdout = descriptors
+    (stdout,) = descriptors
     os.dup2(stdout, 1)
     os.close(stdout)
     job: ForkServerJob = pickle.loads(sys.stdin.buffer.read())
     sys.path[:] = job.sys_path
     codec = ChatCodec(load_tokenizer(job.agent.model_path), job.agent.config.model.renderer)
-    _serve(job, codec, os.getppid(), requests, replies)
+    _serve(job, codec, os.getppid(), requests)
 
 
-def _serve(job: ForkServerJob, codec: ChatCodec, launcher: int, requests: socket.socket, replies: int) -> None:
+def _serve(job: ForkServerJob, codec: ChatCodec, launcher: int, requests: socket.socket) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin = open(os.devnull)  # noqa: SIM115 - stays open
     os.dup2(sys.stdin.fileno(), 0)
@@ -93,7 +90,7 @@ def _serve(job: ForkServerJob, codec: ChatCodec, launcher: int, requests: socket
         with contextlib.suppress(Exception):  # the worker that imports the agent reports it
             pkgutil.resolve_name(name)
     name_process(SERVER_NAME)
-    server = _Server(job, codec, requests, replies, launcher)
+    server = _Server(job, codec, requests, launcher)
     server.serve()
     if job.agent.limits is not None:  # first, because this process may be killed; the main one removes it, too
         shutil.rmtree(job.agent.limits, ignore_errors=True)
@@ -101,13 +98,10 @@ def _serve(job: ForkServerJob, codec: ChatCodec, launcher: int, requests: socket
     server.end_orphans()
 
 
-class _Server(ForkingServer):
-    def __init__(
-        self, job: ForkServerJob, codec: ChatCodec, requests: socket.socket, replies: int, launcher: int
-    ) -> None:
+class _Server(ReportingServer):
+    def __init__(self, job: ForkServerJob, codec: ChatCodec, requests: socket.socket, launcher: int) -> None:
         self._job = job
         self._codec = codec
-        self._replies = replies
         # Until when the processes that lost workers have left have to end.
         self._orphans: dict[psutil.Process, float] = {}
         adopt_orphans()
@@ -119,25 +113,13 @@ class _Server(ForkingServer):
         ProcessSettings.share_modules()
         super().__init__(requests, launcher)
 
-    def handle_request(self) -> None:
-        """Start a worker, unless the main process has closed the socket."""
-        data, descriptors, _, _ = socket.recv_fds(self.requests, _REQUEST.size, 2)
-        if not data:
-            self.is_ending = True
-            return
-        (number,) = _REQUEST.unpack(data)
-        connection, crash_file = descriptors
-        pid = self.fork()
-        if pid == 0:
-            os.close(self._replies)
-            self._run_worker(self._job.agent, self._codec, connection, crash_file)
-        os.close(connection)
-        os.close(crash_file)
-        self._send(started=number, pid=pid)
+    def run_worker(self, *descriptors: int) -> NoReturn:
+        """Run episodes, with the worker's socket and the file for its stacks."""
+        self._run_worker(self._job.agent, self._codec, *descriptors)
 
     def worker_ended(self, pid: int, code: int) -> None:
-        """Tell the main process how the worker has ended, and end the processes that its episode has left."""
-        self._send(ended=pid, code=code)
+        """Report how the worker has ended, and end the processes that its episode has left."""
+        super().worker_ended(pid, code)
         self._terminate_left()
 
     def tick(self) -> None:
@@ -167,10 +149,6 @@ class _Server(ForkingServer):
         orphans = [find_process(pid) for pid in child_pids(os.getpid()) if pid not in self.workers]
         return with_descendants(filter(None, orphans))
 
-    def _send(self, **message: int) -> None:
-        with contextlib.suppress(OSError):  # the main process has ended
-            os.write(self._replies, json.dumps(message).encode() + b"\n")
-
 
 def _can_fork() -> bool:
     """Return whether a fork of this process can be the fork server: it has no other threads, and has used no GPU."""
@@ -179,13 +157,13 @@ def _can_fork() -> bool:
     return others == {threading.main_thread().name} and not (torch and torch.cuda.is_initialized())
 
 
-def _forked(job: ForkServerJob, codec: ChatCodec, requests: socket.socket, replies: int) -> int:
+def _forked(job: ForkServerJob, codec: ChatCodec, requests: socket.socket) -> int:
     launcher = os.getpid()
     pid = os.fork()
     if pid == 0:
         try:
-            _become_server(requests.fileno(), replies)
-            _serve(job, codec, launcher, requests, replies)
+            _become_server(requests.fileno())
+            _serve(job, codec, launcher, requests)
         except BaseException:
             sys.excepthook(*sys.exc_info())
         finally:
@@ -193,14 +171,13 @@ def _forked(job: ForkServerJob, codec: ChatCodec, requests: socket.socket, repli
     return pid
 
 
-def _become_server(requests: int, replies: int) -> None:
+def _become_server(requests: int) -> None:
     """Leave behind what belongs to the main process, from which this process has been forked."""
     # Finalisers of the main process's files and sockets must not run: they would close other files by now.
     gc.freeze()
     gc.enable()
-    kept = sorted((2, requests, replies))
-    for first, last in zip(kept, [*kept[1:], os.sysconf("SC_OPEN_MAX")], strict=True):
-        os.closerange(first + 1, last)
+    os.closerange(3, requests)
+    os.closerange(requests + 1, os.sysconf("SC_OPEN_MAX"))
     os.setsid()  # Ctrl-C in the terminal ends the main process, which ends the workers
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_DFL)
@@ -247,71 +224,44 @@ class ForkServer:
 
     def __init__(self, job: ForkServerJob, codec: ChatCodec | None) -> None:
         """Start the process: a fork of this one if possible, which needs the `codec` for the run's model."""
-        self._requests, requests = socket.socketpair()
-        replies, replies_end = os.pipe()
-        self._replies = os.fdopen(replies, "rb")
+        control, requests = socket.socketpair()
         with requests:
             if codec is not None and _can_fork():
-                pid = _forked(job, codec, requests, replies_end)
+                pid = _forked(job, codec, requests)
             else:
                 pid = _spawned(job, requests)
-                socket.send_fds(self._requests, [b"f"], [replies_end, 1])
+                socket.send_fds(control, [b"f"], [1])
         self._process = psutil.Process(pid)  # before anything else can wait for it
-        os.close(replies_end)
-        self.has_ended = False
-        self._started: dict[int, asyncio.Future[int]] = {}
-        self._exits: dict[int, asyncio.Future[int]] = {}
-        self._number = 0
+        self._client = ForkClient(control)
+        self.read_reports = self._client.read
 
-    async def read_replies(self) -> None:
-        """Read replies until the process ends."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()
-        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._replies)
-        try:
-            while line := await reader.readline():
-                message: dict[str, Any] = json.loads(line)
-                if "started" in message:
-                    self._exits[message["pid"]] = loop.create_future()
-                    started = self._started.pop(message["started"])
-                    if not started.done():  # the run was interrupted; the worker ends, as its connection is closed
-                        started.set_result(message["pid"])
-                else:
-                    ended = self._exits.pop(message["ended"])
-                    if not ended.done():
-                        ended.set_result(message["code"])
-        finally:
-            self.has_ended = True
-            transport.close()
-            for future in (*self._started.values(), *self._exits.values()):
-                future.cancel()
+    @property
+    def has_ended(self) -> bool:
+        """Whether the process has ended."""
+        return self._client.has_ended
 
     async def start_worker(self, connection: socket.socket, crash_file: int) -> tuple[int, asyncio.Future[int]]:
         """Fork a worker; return its process id, and a future of its exit code, which is -n after signal n.
 
         `connection` is the worker's end of its socket; `crash_file`: see `process.serve`. BackboneError: the
-        server has ended.
+        server has ended, or cannot fork.
         """
-        self._number += 1
-        started = self._started[self._number] = asyncio.get_running_loop().create_future()
         try:
-            request = _REQUEST.pack(self._number)
-            socket.send_fds(self._requests, [request], [connection.fileno(), crash_file])
-            pid = await started
-        except (ConnectionError, asyncio.CancelledError) as error:
-            if isinstance(error, ConnectionError):
-                self.has_ended = True
-            if not self.has_ended:
-                raise
+            return await self._client.fork(connection.fileno(), crash_file)
+        except ConnectionError as error:
             raise BackboneError(
                 "the process that starts the episode workers has ended; its output says why. "
                 "--backbone=debug astuner.debug.debug_max_parallel=1 runs episodes without it"
-            ) from None
-        return pid, self._exits[pid]
+            ) from error
+        except OSError as error:
+            raise BackboneError(
+                f"an episode worker could not be started: {error}. Lower rollout.max_env_worker, or raise the limit of "
+                "processes (ulimit -u)"
+            ) from error
 
     def close(self) -> None:
         """End the workers and the process, and wait for it."""
-        self._requests.close()
+        self._client.close()
         try:
             self._process.wait(_EXIT_SECONDS)
         except psutil.TimeoutExpired:

@@ -48,7 +48,7 @@ class WorkerProcessPool:
         self._job = ForkServerJob(job, tuple(sys.path), tuple(preloaded(job.config, job.search)))
         self._codec = codec
         self._server: ForkServer | None = ForkServer(self._job, codec)  # before any thread starts
-        self._replies: asyncio.Future[None] | None = None
+        self._reports: asyncio.Future[None] | None = None
         self._idle: list[WorkerHandle] = []
         self._busy: set[WorkerHandle] = set()
         self._count = 0
@@ -122,7 +122,7 @@ class WorkerProcessPool:
             await asyncio.gather(*running, return_exceptions=True)
 
         async def close() -> None:
-            await cancelled(asyncio.all_tasks() - {asyncio.current_task(), self._replies})  # after an interrupt
+            await cancelled(asyncio.all_tasks() - {asyncio.current_task(), self._reports})  # after an interrupt
             for worker in self._idle:
                 worker.close()
             if self._server is not None:
@@ -198,9 +198,9 @@ class WorkerProcessPool:
                 logger.warning("the process that starts the episode workers has ended; it is started again")
                 self._server.close()
                 self._server = None
-                self._replies = None
+                self._reports = None
             self._server = self._server or ForkServer(self._job, self._codec)
-            self._replies = self._replies or asyncio.ensure_future(self._server.read_replies())
+            self._reports = self._reports or asyncio.ensure_future(self._server.read_reports())
             server = self._server
             self._count += 1
             try:
