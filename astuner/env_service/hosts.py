@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -22,8 +20,8 @@ from pydantic import ValidationError
 from astuner.env_service.host_process import REQUEST_HEADER, RESPONSE_HEADER, HostSettings, end_host
 from astuner.env_service.protocol import EnvSource, EnvTypeInfo, ErrorInfo, ServiceRequestError
 from astuner.errors import ServiceError, shorten
+from astuner.system.child_process import start_module, wait_or_kill
 from astuner.system.forking import ForkClient
-from astuner.system.paths import python_path
 
 _START_SECONDS = 120.0
 _EXIT_SECONDS = 5.0
@@ -52,10 +50,11 @@ class HostServer:
         own, control = socket.socketpair()
         self._client = ForkClient(own)
         with control:
-            self._process = subprocess.Popen(
-                (sys.executable, "-P", "-m", "astuner.env_service.host_process", str(control.fileno())),
+            self._process = start_module(
+                "astuner.env_service.host_process",
+                str(control.fileno()),
                 # Some environments' tasks depend on the order of sets, and must be the same in every service.
-                env={**os.environ, "PYTHONPATH": python_path(), "PYTHONHASHSEED": "0"},
+                env={"PYTHONHASHSEED": "0"},
                 stdin=subprocess.PIPE,
                 pass_fds=(control.fileno(),),
             )
@@ -114,11 +113,7 @@ class HostServer:
         self._client.close()
         if self._reading is not None:
             self._reading.cancel()
-        try:
-            await asyncio.to_thread(process.wait, _EXIT_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        await asyncio.to_thread(wait_or_kill, process, _EXIT_SECONDS)
 
 
 _reading: set[asyncio.Task[None]] = set()

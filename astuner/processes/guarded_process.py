@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
-import os
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -18,14 +16,13 @@ from typing import IO, TextIO
 from astuner.errors import ServiceError
 from astuner.processes.guard import DETACH, end_group
 from astuner.run_record.files import write_errors
-from astuner.system.paths import python_path
+from astuner.system.child_process import start_module
 from astuner.system.redaction.output import RedactingStream
 from astuner.system.redaction.redactor import StreamRedactor, current_redactor, redact
 
 GRACE_SECONDS = 5.0
 """Default time between SIGTERM and SIGKILL."""
 _GUARD_SECONDS = 15.0
-_GUARD = (sys.executable, "-P", "-m", "astuner.processes.guard")
 _TAIL_LINES = 20
 _BUFFERED_LINES = 10_000
 _MAX_LINE_BYTES = 2**20
@@ -62,10 +59,8 @@ class GuardedProcess:
         `grace` are the seconds between SIGTERM and SIGKILL.
         """
         self._grace = grace
-        # The guard must import the astuner of this process, even if it is not installed.
-        self._guard = subprocess.Popen(
-            _GUARD,
-            env={**os.environ, "PYTHONPATH": python_path()},
+        self._guard = start_module(
+            "astuner.processes.guard",
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if output is None else output,
             stderr=subprocess.PIPE,

@@ -30,6 +30,7 @@ from astuner.debugging.deadlines import CLOCK_THREAD
 from astuner.errors import BackboneError
 from astuner.model_tuner.codec import ChatCodec
 from astuner.system import forking
+from astuner.system.child_process import wait_or_kill
 from astuner.system.forking import ForkClient, ReportingServer, name_process
 from astuner.system.paths import python_path
 from astuner.system.process_tree import (
@@ -262,11 +263,7 @@ class ForkServer:
     def close(self) -> None:
         """End the workers and the process, and wait for it."""
         self._client.close()
-        try:
-            self._process.wait(_EXIT_SECONDS)
-        except psutil.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        wait_or_kill(self._process, _EXIT_SECONDS)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from astuner.backbone.ray_cluster.environment import remove_ray_temp_dir
-from astuner.system.paths import python_path
+from astuner.system.child_process import start_module
 from astuner.system.process_tree import child_pids, end_processes, environment_variable, find_process, is_running
 
 SESSION = "ASTUNER_RAY_SESSION"
@@ -34,9 +34,10 @@ _GRACE_SECONDS = 2.0
 @contextlib.contextmanager
 def session_guard(folder: str) -> Iterator[None]:
     """Run the guard during the block. The instance's processes have `folder`, its temporary one, in `SESSION`."""
-    guard = subprocess.Popen(
-        (sys.executable, "-P", "-m", "astuner.backbone.ray_cluster.session_guard", str(os.getpid()), folder),
-        env={**os.environ, "PYTHONPATH": python_path()},
+    guard = start_module(
+        "astuner.backbone.ray_cluster.session_guard",
+        str(os.getpid()),
+        folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C in the terminal must not end it

@@ -32,6 +32,7 @@ from loguru import logger
 from astuner.backbone.ray_cluster import worker_client
 from astuner.backbone.ray_cluster.environment import short_parent
 from astuner.system import forking
+from astuner.system.child_process import start_module
 from astuner.system.forking import ForkingServer
 from astuner.system.paths import python_path
 
@@ -53,14 +54,16 @@ class WorkerServer:
         between workers.
         """
         path, self._errors = folder / "workers", folder / "errors"
+        threads = {name: value for name, value in _ONE_THREAD.items() if name not in os.environ}
         path_of_workers = python_path(environment.get("PYTHONPATH"))
-        variables = {**_ONE_THREAD, **os.environ, **environment, "PYTHONPATH": path_of_workers}
         with socket.socket(socket.AF_UNIX) as listener, self._errors.open("wb") as errors:
             listener.bind(str(path))
             listener.listen(128)
-            self._process = subprocess.Popen(
-                (sys.executable, "-P", "-m", __name__, str(listener.fileno()), *modules),
-                env=variables,
+            self._process = start_module(
+                __name__,
+                str(listener.fileno()),
+                *modules,
+                env={**threads, **environment, "PYTHONPATH": path_of_workers},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=errors,

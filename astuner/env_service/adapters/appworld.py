@@ -18,6 +18,7 @@ import httpx
 from astuner.env_service.environment import Environment
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
+from astuner.system.child_process import wait_or_kill
 from astuner.system.localhost import ADDRESS, free_port
 from astuner.system.paths import installed_program
 
@@ -148,11 +149,7 @@ class AppWorldEnvironment(Environment):
             self._http = None
         if self._server is not None:
             self._server.terminate()
-            try:
-                self._server.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._server.kill()
-                self._server.wait()
+            wait_or_kill(self._server, _END_SECONDS)
             self._server = None
             self._log.close()
             shutil.rmtree(self._root / f"experiments/outputs/astuner-{os.getpid()}", ignore_errors=True)

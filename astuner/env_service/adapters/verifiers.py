@@ -16,6 +16,7 @@ from typing import Any, cast
 from astuner.env_service.environment import Environment
 from astuner.errors import EnvError, short_repr, shorten
 from astuner.schema import Action, Evaluation, Observation, StepResult, TaskProfile
+from astuner.system.child_process import wait_or_kill
 from astuner.system.paths import installed_program
 
 PYTHON_VARIABLE = "ASTUNER_VERIFIERS_PYTHON"
@@ -127,11 +128,7 @@ class VerifiersEnvironment(Environment):
             assert self._process.stdin
             assert self._process.stdout
             self._process.stdin.close()
-            try:
-                self._process.wait(_END_SECONDS)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+            wait_or_kill(self._process, _END_SECONDS)
             self._process.stdout.close()
             self._log.close()
             self._process, self._loaded = None, ""

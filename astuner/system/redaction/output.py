@@ -16,7 +16,7 @@ from typing import Any, TextIO, cast
 
 from loguru import logger
 
-from astuner.system.paths import python_path
+from astuner.system.child_process import start_module, wait_or_kill
 from astuner.system.redaction.redactor import learn_secrets, listening_for_secrets, redact
 
 _STANDARD = (1, 2)
@@ -171,9 +171,10 @@ def _start_filter(saved: dict[int, int], stack: contextlib.ExitStack) -> int:
             readers[descriptor], writers[descriptor] = _terminal_like(copy) if os.isatty(copy) else os.pipe()
     control_reader, control = os.pipe()
     pairs = [f"{readers[descriptor]}:{saved[descriptor]}" for descriptor in readers]
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "astuner.system.redaction.filter_process", str(control_reader), *pairs],
-        env={**os.environ, "PYTHONPATH": python_path()},
+    process = start_module(
+        "astuner.system.redaction.filter_process",
+        str(control_reader),
+        *pairs,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -189,11 +190,7 @@ def _start_filter(saved: dict[int, int], stack: contextlib.ExitStack) -> int:
         for descriptor, copy in saved.items():
             os.dup2(copy, descriptor)
         os.close(control)
-        try:
-            process.wait(_FINISH_SECONDS)
-        except subprocess.TimeoutExpired:  # the terminal accepts no output
-            process.kill()
-            process.wait()
+        wait_or_kill(process, _FINISH_SECONDS)  # it does not end while the terminal accepts no output
 
     stack.callback(finish)
     return control
