@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
@@ -14,6 +15,7 @@ import psutil
 import pytest
 
 from astuner import AstunerJob
+from astuner.backbone.episode_workers import handle
 from astuner.backbone.episode_workers.fork_server import SERVER_NAME
 from astuner.backbone.episode_workers.rollout import make_rollout, with_episodes
 from astuner.backbone.training.run_inputs import RunInputs
@@ -164,6 +166,19 @@ def test_an_agent_that_ends_its_process_when_it_is_imported(
     ):
         rollout_of("Leaves", file=agent, rollout__max_retries=1).run(request("a"))
     assert len((tmp_path / "starts").read_text()) == starts
+
+
+def test_an_agent_whose_import_hangs_is_named(
+    rollout_of: Callable[..., TaskRollout], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: list[str]
+):
+    agent = tmp_path / "agent.py"
+    agent.write_text("import time\nclass Waits: pass\ntime.sleep(1e6)\n")
+    monkeypatch.setattr(handle, "_SLOW_START_SECONDS", 2.0)
+    monkeypatch.setattr(handle, "_START_SECONDS", 6.0)
+    where = re.escape(f"it is at {agent}:3, in <module>")
+    with pytest.raises(BackboneError, match=rf"episode worker 1 .* has not imported the agent within 6 s; {where}"):
+        rollout_of("Waits", file=agent)
+    assert any(re.search(rf"has been importing the agent for 2 s; {where}", line) for line in log)
 
 
 def test_retries_run_after_a_crash(rollout_of: Callable[..., TaskRollout]):

@@ -49,6 +49,7 @@ from astuner.task_rollout.active_episodes import RunningReport
 from astuner.task_rollout.rollout import failed_episode
 
 _START_SECONDS = 600.0
+_SLOW_START_SECONDS = 30.0
 _REPORT_SECONDS = 5.0
 _EXIT_SECONDS = 2.0
 _STACK_SECONDS = 0.3
@@ -105,23 +106,42 @@ class WorkerHandle:
         worker = cls(server, name, process, exit_code, reader, writer, crash_file)
         exit_code.add_done_callback(worker._close_soon)
         try:
-            async with asyncio.timeout(None if is_debugged() else _START_SECONDS):
-                ready = await worker._next()
-        except (_ConnectionLostError, TimeoutError) as error:
-            how = (
-                await worker._end_description() if isinstance(error, _ConnectionLostError) else "did not start in time"
-            )
+            ready = await worker._loaded()
+        except _ConnectionLostError as error:
+            how = await worker._end_description() + _location(worker._stacks())
             worker.kill()
             raise BackboneError(f"{worker.name}, which imported the agent, {how}") from error
         except BaseException:
             worker.kill()
             raise
-        assert isinstance(ready, WorkerReady)
         if ready.error is not None:
             worker.kill()
             raise ready.error
         learn_secrets(ready.secrets)
         return worker
+
+    async def _loaded(self) -> WorkerReady:
+        """Wait until the process has loaded the agent; log where it is after half a minute."""
+        receiving = asyncio.ensure_future(self._next())
+        try:
+            await asyncio.wait([receiving], timeout=None if is_debugged() else _SLOW_START_SECONDS)
+            if not receiving.done():
+                where, _ = await self._blocked_at()
+                logger.warning(
+                    "{} has been importing the agent for {:g} s; it is {}", self.name, _SLOW_START_SECONDS, where
+                )
+                await asyncio.wait([receiving], timeout=_START_SECONDS - _SLOW_START_SECONDS)
+            if not receiving.done():
+                where, _ = await self._blocked_at()
+                raise BackboneError(
+                    f"{self.name} has not imported the agent within {_START_SECONDS:g} s; it is {where}. Load what "
+                    "takes long in `execute`, or before the run"
+                )
+            ready = await receiving
+        finally:
+            receiving.cancel()
+        assert isinstance(ready, WorkerReady)
+        return ready
 
     def _close_soon(self, exit_code: asyncio.Future[int]) -> None:
         # A fork of an episode may keep the connection open. What the process has sent is read first.
