@@ -92,12 +92,21 @@ class Runs:
             words: further arguments of the command.
         """
         started = time.monotonic()
-        process = self.start(folder, *words)
         changes, files = 0, state_of(folder / "run")
-        while process.poll() is None:
+
+        def is_reached() -> bool:
+            nonlocal changes, files
             if (now := state_of(folder / "run")) != files:
                 changes, files = changes + 1, now
-            if is_due(changes, time.monotonic() - started):
+            return is_due(changes, time.monotonic() - started)
+
+        return self.kill_at(folder, is_reached, *words)
+
+    def kill_at(self, folder: Path, is_reached: Callable[[], bool], *words: str) -> bool:
+        """Start a run and kill it with SIGKILL once a condition is true; return False if it ended before."""
+        process = self.start(folder, *words)
+        while process.poll() is None:
+            if is_reached():
                 process.kill()
                 return process.wait() == -9
             time.sleep(0.001)  # the run needs the processor more than this loop

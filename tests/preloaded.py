@@ -39,6 +39,7 @@ _PRELOADED = [
     *("transformers:AutoModelForCausalLM", "transformers:AutoTokenizer", "transformers:PreTrainedTokenizerFast"),
     *("transformers.models.qwen3.modeling_qwen3", "renderers.gpt_oss", "openai_harmony"),
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg"),
+    *("tensorboard.compat.proto.summary_pb2", "tensorboard.summary.writer.record_writer"),
 ]
 _NUMBER = struct.Struct("q")
 _ROOT = Path(__file__).parents[1]

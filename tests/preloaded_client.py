@@ -6,6 +6,7 @@ output and error. The module imports little, because tests start it instead of a
 
 import json
 import os
+import signal
 import socket
 import struct
 import sys
@@ -23,11 +24,16 @@ def main() -> None:
     socket.send_fds(connection, [_NUMBER.pack(len(content))], [0, 1, 2])
     connection.sendall(content)
     os.closerange(0, 2)  # the other end of a pipe must see that the process closes its own
-    numbers = b""
-    while len(numbers) < 2 * _NUMBER.size:  # its process id, and its exit code
-        numbers += connection.recv(2 * _NUMBER.size) or _NUMBER.pack(1)
-    _, code = struct.unpack("2q", numbers)
-    os._exit(code & 255)
+    pid = _number(connection)
+    signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))  # what ends this process ends that one
+    os._exit(_number(connection) & 255)
+
+
+def _number(connection: socket.socket) -> int:
+    content = b""
+    while len(content) < _NUMBER.size:
+        content += connection.recv(_NUMBER.size - len(content)) or _NUMBER.pack(1)
+    return int(_NUMBER.unpack(content[: _NUMBER.size])[0])
 
 
 if __name__ == "__main__":

@@ -107,7 +107,8 @@ def _draw(experiment: str, panels: Sequence[_Panel], series: Mapping[str, _Serie
     title = experiment.encode("ascii", "replace").decode()
     figure.suptitle(title, x=0.008, ha="left", color=MUTED, fontsize=10, parse_math=False)
     image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=150)
+    # A stronger compression takes a third of the time of a plot, for files that are a seventh smaller.
+    figure.savefig(image, format="png", dpi=150, pil_kwargs={"compress_level": 1})
     return image.getvalue()
 
 

@@ -39,6 +39,7 @@ SHORT = (
     "astuner.model.path=model",
     "astuner.data.train_batch_size=2",
     "astuner.rollout.max_response_length_in_one_turn=8",
+    "astuner.rollout.max_env_worker=2",
     "astuner.trainer_common.total_training_steps=1",
 )
 SPEC_2 = ("--conf", "math_agent/math_agent.yaml", *SHORT)

@@ -113,16 +113,18 @@ def test_the_stack_of_a_crash_is_recorded(rollout_of: Callable[..., TaskRollout]
     assert "Segmentation fault" in str(failed.error_traceback)
 
 
-@pytest.mark.parametrize(("harm", "function"), [("block", "block_interpreter"), ("match", "match_forever")])
-def test_a_blocked_interpreter_is_killed(rollout_of: Callable[..., TaskRollout], harm: str, function: str):
-    rollout = rollout_of("Harms", rollout__episode_timeout=3.0, task_judge__timeout=1.0)
-    episodes = by_question(rollout.run(request(harm, *GOOD)))
-    failed = episodes.pop(harm)
-    assert (failed.status, failed.error_kind) == ("failed", "timeout")
-    assert failed.error is not None
-    assert f"in {function}" in failed.error
-    assert "killed and replaced" in failed.error
-    assert len(failed.calls) == 1
+def test_a_blocked_interpreter_is_killed(rollout_of: Callable[..., TaskRollout], monkeypatch: pytest.MonkeyPatch):
+    # One of them computes until it is killed.
+    monkeypatch.setattr("astuner.backbone.episode_workers.pool._GRACE_SECONDS", 1.0)
+    rollout = rollout_of("Harms", rollout__episode_timeout=3.0, task_judge__timeout=0.5)
+    episodes = by_question(rollout.run(request("block", "match", *GOOD)))
+    for harm, function in (("block", "block_interpreter"), ("match", "match_forever")):
+        failed = episodes.pop(harm)
+        assert (failed.status, failed.error_kind) == ("failed", "timeout")
+        assert failed.error is not None
+        assert f"in {function}" in failed.error
+        assert "killed and replaced" in failed.error
+        assert len(failed.calls) == 1
     assert {episode.status for episode in episodes.values()} == {"ok"}
 
 

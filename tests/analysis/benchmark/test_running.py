@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import signal
@@ -27,18 +28,27 @@ from astuner.installer.env_dir import EnvDir, InstallManifest
 from astuner.installer.reexec import missing_packages
 from astuner.run_record import read_summary
 from astuner.run_record.folder import FolderLock, current_environment, is_being_written
-from tests.preloaded import AstunerProcess, interpreter
+from tests.preloaded import PythonProcess, interpreter
 
 AGENTS = Path(__file__).parents[2] / "backbone/local/agents.py"
 PATIENCE = 600.0
+
+
+@pytest.fixture(autouse=True)
+def runs_are_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr(running, "_COMMAND", (*interpreter(), "-m", "astuner"))
 
 
 @pytest.fixture
 def suite(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A suite of two entries, `letters` and one whose model does not exist, in the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "40")
-    monkeypatch.setattr(running, "_COMMAND", (*interpreter(), "-m", "astuner"))
+    return write_files(model_folder)
+
+
+def write_files(model_folder: Path) -> Path:
+    """Write the suite and its files to the working directory."""
     rows = [{"question": f"question {number}", "answer": ""} for number in range(4)]
     Path("tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     values: dict[str, Any] = {
@@ -56,8 +66,8 @@ def suite(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     }
     job = AstunerJob(algorithm="grpo", model=model_folder, **values)
     # A copy: the tests' own file would stay imported as `agents`.
-    shutil.copy(AGENTS, tmp_path)
-    job.set_workflow(f"{tmp_path / 'agents.py'}->Letters")
+    shutil.copy(AGENTS, "agents.py")
+    job.set_workflow(f"{Path('agents.py').absolute()}->Letters")
     job.set_data("file", "tasks.jsonl", validation_path="tasks.jsonl").dump_job_as_yaml(Path("letters.yaml"))
     missing = "astuner.model.path=a/model/that/does/not/exist"
     entries = [
@@ -66,6 +76,27 @@ def suite(model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     ]
     Path("suite.yaml").write_text(yaml.safe_dump({"entries": entries}))
     return Path("suite.yaml")
+
+
+@pytest.fixture(scope="module")
+def project(model_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a suite, with the record of a finished run of `letters` in `finished`."""
+    folder = tmp_path_factory.mktemp("project")
+    with contextlib.chdir(folder):
+        (run,) = plan_runs(load_suite(write_files(model_folder)), Path("finished"), seeds=1, entries=["letters"])
+        assert run.start() == "new"
+        command.main(run.arguments, standalone_mode=False)
+        assert run.start() == "kept"
+    return folder
+
+
+@pytest.fixture
+def finished(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BenchRun:
+    """That run, in the working directory of the suite, with a copy of the record."""
+    monkeypatch.chdir(project)
+    (run,) = plan_runs(load_suite(Path("suite.yaml")), tmp_path / "out", seeds=1, entries=["letters"])
+    shutil.copytree(Path("finished") / run.name, run.folder)
+    return run
 
 
 def bench(*words: str) -> tuple[int, str]:
@@ -126,14 +157,11 @@ def test_runs_are_recorded_a_failure_ends_no_other_run_and_finished_runs_are_kep
     assert "[earlier](#earlier-on-local)" in Path("out/results.md").read_text()
 
 
-def test_unfinished_and_changed_runs_are_recognised(suite: Path):
-    (run,) = plan_runs(load_suite(suite), Path("out"), seeds=1, entries=["letters"])
-    assert run.start() == "new"
-    command.main(run.arguments, standalone_mode=False)
+def test_unfinished_and_changed_runs_are_recognised(finished: BenchRun):
+    run, suite = finished, load_suite(Path("suite.yaml"))
     assert run.start() == "kept"
-    (changed,) = plan_runs(
-        load_suite(suite), Path("out"), seeds=1, entries=["letters"], overrides=["astuner.rollout.temperature=0.7"]
-    )
+    temperature = "astuner.rollout.temperature=0.7"
+    (changed,) = plan_runs(suite, run.records, seeds=1, entries=["letters"], overrides=[temperature])
     assert changed.start() == "restarted"
     # A run that was resumed with another torch.
     environment = json.loads((run.folder / "environment.json").read_text())
@@ -150,10 +178,9 @@ def test_unfinished_and_changed_runs_are_recognised(suite: Path):
     assert run.start() == "restarted"
 
 
-def test_runs_of_other_versions_are_named_and_start_again_on_request(suite: Path, log: list[str]):
-    (run,) = plan_runs(load_suite(suite), Path("out"), seeds=1, entries=["letters"])
-    command.main(run.arguments, standalone_mode=False)
-    words = ("suite.yaml", "--output", "out", "--entry", "letters", "--seeds", "1")
+def test_runs_of_other_versions_are_named_and_start_again_on_request(finished: BenchRun, log: list[str]):
+    run = finished
+    words = ("suite.yaml", "--output", str(run.records), "--entry", "letters", "--seeds", "1")
     bench(*words)
     assert run.start(rerun_outdated=True) == "kept"
     assert not [line for line in log if "other versions" in line]
@@ -323,13 +350,22 @@ def test_usage_errors(suite: Path, option: tuple[str, str], message: str):
     assert message in result.output
 
 
+BENCH = """
+import json, sys
+from astuner.analysis.benchmark import running
+from astuner.cli.main import main
+running._COMMAND = tuple(json.loads(sys.argv.pop(1)))
+main()
+"""
+
+
 def test_an_interrupt_ends_the_runs_and_they_continue_later(suite: Path, tmp_path: Path):
-    """The real command, ended by Ctrl-C while its run trains."""
+    """The command in a process, ended by Ctrl-C while its run trains."""
     steps = "astuner.trainer_common.total_training_steps=100000"
     (run,) = plan_runs(load_suite(suite), Path("out"), seeds=1, entries=["letters"], overrides=[steps])
     words = ["bench", "suite.yaml", "--entry", "letters", "--seeds", "1", "--set", steps, "--output", "out"]
     with Path("bench.log").open("ab") as log:
-        process = AstunerProcess(*words, cwd=tmp_path, output=log)
+        process = PythonProcess("-c", BENCH, json.dumps(running._COMMAND), *words, cwd=tmp_path, stdout=log)
     try:
         until = time.monotonic() + PATIENCE
         while not list((run.folder / "checkpoints").glob("step_*/complete.json")):

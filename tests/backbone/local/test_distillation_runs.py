@@ -36,6 +36,8 @@ def test_a_run_approaches_its_teacher(make_job: Callable[..., AstunerJob], teach
         trainer_common__distillation__teacher=str(teacher_folder),
         data__train_batch_size=6,
         rollout__num_repeat=8,
+        rollout__max_env_worker=8,  # the engine samples for them at once
+        trainer_common__val_pass_n=1,
         trainer_common__total_training_steps=12,
         trainer_common__save_freq=12,
         trainer_common__algorithm__loss_agg_mode="token-mean",

@@ -32,6 +32,7 @@ def test_a_run_learns_and_leaves_its_record(make_job: MakeJob, tmp_path: Path, m
     job = make_job(
         data__train_batch_size=3,
         rollout__num_repeat=6,
+        rollout__max_env_worker=6,  # the engine samples for them at once
         trainer_common__total_training_steps=16,
         trainer_common__test_freq=10,
         trainer_common__val_before_train=True,
@@ -65,6 +66,7 @@ def test_a_run_learns_and_leaves_its_record(make_job: MakeJob, tmp_path: Path, m
     before, _ = _weights(model_folder)
     assert any(not torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert tokenizer.chat_template
+    assert ChatCodec(load_tokenizer(str(tuned.path))).renderer_name == "qwen3"
 
 
 def _weights(folder: Path) -> tuple[dict[str, Any], Any]:
@@ -141,7 +143,8 @@ def test_a_run_replaces_the_sampling_of_its_agents_if_configured(make_job: MakeJ
 
 
 def test_lora_trains_adapters_and_saves_a_whole_model(make_job: MakeJob, tmp_path: Path, model_folder: Path):
-    tuned = make_job(model__lora={"rank": 4, "alpha": 8}, trainer_common__use_kl_loss=True).tune(tmp_path / "records")
+    settings = {"trainer_common__use_kl_loss": True, "trainer_common__total_training_steps": 2}
+    tuned = make_job(model__lora={"rank": 4, "alpha": 8}, **settings).tune(tmp_path / "records")
     model, _ = tuned.load()
     before, _ = _weights(model_folder)
     changed = {name for name, value in model.state_dict().items() if not torch.equal(before[name], value)}
@@ -189,11 +192,6 @@ def test_handing_over_adapters_leaves_the_weights_below_them_alone(model_folder:
     with torch.no_grad():
         assert torch.allclose(plain(ids).logits, policy.model(ids).logits, atol=0.15)
         assert not torch.allclose(plain(ids).logits, policy.frozen_copy()(ids).logits, atol=0.15)
-
-
-def test_a_tuned_folder_remembers_its_renderer(make_job: MakeJob, tmp_path: Path):
-    tuned = make_job(trainer_common__total_training_steps=1).tune(tmp_path / "records")
-    assert ChatCodec(load_tokenizer(str(tuned.path))).renderer_name == "qwen3"
 
 
 def test_micro_batches_and_gradient_checkpointing_change_nothing(make_job: MakeJob, tmp_path: Path):
@@ -268,22 +266,23 @@ def _in_a_process(job: AstunerJob, tmp_path: Path, records: Path, **environment:
     return process.wait(120), (tmp_path / "out.txt").read_text()
 
 
-@pytest.mark.parametrize(("kill_with", "exit_code"), [("9", -9), ("2", 130)])
-def test_a_killed_run_goes_on_to_the_same_losses(make_job: MakeJob, tmp_path: Path, kill_with: str, exit_code: int):
+def test_a_killed_run_goes_on_to_the_same_losses(make_job: MakeJob, tmp_path: Path):
     job = make_job("KilledAtStep", trainer_common__total_training_steps=5, trainer_common__save_freq=2)
     job.tune(tmp_path / "whole")
-    code, printed = _in_a_process(job, tmp_path, tmp_path / "killed", KILL_AT="4", KILL_WITH=kill_with)
-    assert code == exit_code, printed
-    assert not (tmp_path / "killed/run/summary.json").exists()
-    code, printed = _in_a_process(job, tmp_path, tmp_path / "killed")
-    assert code == 0, printed
-    assert f"step {2 if kill_with == '9' else 3}" in printed
-    expected, got = losses(tmp_path / "whole/run"), losses(tmp_path / "killed/run")
-    assert list(got) == [1, 2, 3, 4, 5]
-    assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
-    ends = [json.loads((tmp_path / name / "run/summary.json").read_text()) for name in ("whole", "killed")]
-    for key in ("steps", "tokens", "episodes"):
-        assert ends[0][key] == ends[1][key]
+    for kill_with, exit_code, checkpoint in (("9", -9, 2), ("2", 130, 3)):
+        killed = tmp_path / f"killed with {kill_with}"
+        code, printed = _in_a_process(job, tmp_path, killed, KILL_AT="4", KILL_WITH=kill_with)
+        assert code == exit_code, printed
+        assert not (killed / "run/summary.json").exists()
+        code, printed = _in_a_process(job, tmp_path, killed)
+        assert code == 0, printed
+        assert f"step {checkpoint}" in printed
+        expected, got = losses(tmp_path / "whole/run"), losses(killed / "run")
+        assert list(got) == [1, 2, 3, 4, 5]
+        assert got == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        ends = [json.loads((folder / "run/summary.json").read_text()) for folder in (tmp_path / "whole", killed)]
+        for key in ("steps", "tokens", "episodes"):
+            assert ends[0][key] == ends[1][key]
 
 
 def test_a_finished_run_is_moved_aside_not_resumed(make_job: MakeJob, tmp_path: Path):
@@ -305,7 +304,7 @@ def test_a_finished_run_is_moved_aside_not_resumed(make_job: MakeJob, tmp_path: 
 def test_greedy_validation_runs_each_task_once_and_says_so(
     make_job: MakeJob, tmp_path: Path, settings: dict[str, Any], key: str, count: int
 ):
-    steps = {"trainer_common__total_training_steps": 2, "trainer_common__test_freq": 1}
+    steps = {"trainer_common__total_training_steps": 1, "trainer_common__val_before_train": True}
     job = make_job(**steps, trainer_common__val_pass_n=4, **settings)
     record = job.tune(tmp_path / "records").record
     assert [row.split for row in read_index(record)].count("val") == 2 * 2

@@ -110,7 +110,7 @@ def test_a_run_killed_several_times_has_every_row_once(serial: tuple[Runs, Path]
     record = tmp_path / "run"
 
     def kill() -> bool:
-        return runs.kill_when(tmp_path, lambda _changes, _seconds: MOMENTS[moment](record))
+        return runs.kill_at(tmp_path, lambda: MOMENTS[moment](record))
 
     assert kill() or kill() or kill()  # on a busy machine, a moment may pass unseen
     kill()
@@ -122,7 +122,7 @@ def test_a_run_killed_several_times_has_every_row_once(serial: tuple[Runs, Path]
 def test_a_run_killed_before_it_removed_an_old_checkpoint_removes_it(serial: tuple[Runs, Path], tmp_path: Path):
     runs, whole = serial
     in_validation, keep_two = MOMENTS["in the final validation"], "astuner.trainer_common.max_checkpoints_to_keep=2"
-    assert runs.kill_when(tmp_path, lambda _changes, _seconds: in_validation(tmp_path / "run"), keep_two)
+    assert runs.kill_at(tmp_path, lambda: in_validation(tmp_path / "run"), keep_two)
     assert len(list((tmp_path / "run/checkpoints").iterdir())) == 2
     runs.complete(tmp_path)
     comparison = compare(whole, tmp_path / "run")
@@ -135,7 +135,7 @@ def killed_run(serial: tuple[Runs, Path], tmp_path_factory: pytest.TempPathFacto
     runs, _ = serial
     folder = tmp_path_factory.mktemp("killed")
     checkpoint = folder / "run/checkpoints/step_000002"
-    assert runs.kill_when(folder, lambda _changes, _seconds: checkpoint.exists())
+    assert runs.kill_at(folder, lambda: checkpoint.exists())
     return folder / "run"
 
 
@@ -174,7 +174,7 @@ def test_a_run_killed_while_it_writes_goes_on_with_other_free_keys(
     runs, whole = serial
     first, moved = tmp_path / "first", tmp_path / "moved"
     total = f"astuner.trainer_common.total_training_steps={steps}"
-    assert runs.kill_when(first, lambda _changes, _seconds: MOMENTS[moment](first / "run"), total)
+    assert runs.kill_at(first, lambda: MOMENTS[moment](first / "run"), total)
     moved.mkdir()
     (first / "run").rename(moved / "run")
     runs.complete(
