@@ -82,11 +82,48 @@ def certificate(calls: Sequence[LlmCall], samples: Sequence[Sample]) -> float:
     return reproduced / len(trained) if trained else 1.0
 
 
+def describe_masks(calls: Sequence[LlmCall], samples: Sequence[Sample], *, is_whole: bool = True) -> str:
+    """Describe how the samples' masks differ from the tokens that the model sampled in `calls`; "" if they do not.
+
+    Args:
+        is_whole: whether the samples must contain each call that is trained.
+    """
+    context, missed, changed, lost = 0, 0, 0, 0
+    by_id = {call.call_id: call for call in calls}
+    if is_whole:
+        contained = {span.call_id for sample in samples for span in sample.spans}
+        lost = sum(call.trained and bool(call.completion_ids) and call.call_id not in contained for call in calls)
+    for sample in samples:
+        ids, counts = np.asarray(sample.token_ids), np.asarray(sample.train_counts)
+        size = min(len(ids), len(counts))
+        expected = np.zeros(len(ids), np.int64)
+        for span in sample.spans:
+            call, nodes = by_id.get(span.call_id), _nodes(span)
+            np.add.at(expected, nodes, 1)
+            changed += call is None or not np.array_equal(ids[nodes], call.completion_ids)
+        context += int((counts[:size] > expected[:size]).sum())
+        missed += int((counts[:size] < expected[:size]).sum())
+    mask = [
+        f"trains {context} tokens that the model did not sample (prompts or results of tools)" if context else "",
+        f"misses {missed} tokens that the model sampled" if missed else "",
+    ]
+    parts = [
+        f"the loss mask {' and '.join(filter(None, mask))}" if any(mask) else "",
+        f"{changed} calls have different tokens than were sampled" if changed else "",
+        f"{lost} calls are in no sample" if lost else "",
+    ]
+    return "; ".join(filter(None, parts))
+
+
+def _nodes(span: CallSpan) -> NDArray[np.int64]:
+    return np.arange(span.start, span.end) if span.nodes is None else np.array(span.nodes, np.int64)
+
+
 def _is_consistent(sample: Sample) -> bool:
     """Return whether the position ids match the tokens, and the train counts match the spans."""
     counts = np.zeros(len(sample.token_ids), np.int64)
     for span in sample.spans:
-        np.add.at(counts, np.arange(span.start, span.end) if span.nodes is None else np.array(span.nodes, np.int64), 1)
+        np.add.at(counts, _nodes(span), 1)
     depths: list[int] | NDArray[Any] = np.arange(len(counts))
     if sample.parents is not None:
         depths = []

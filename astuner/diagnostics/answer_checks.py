@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from astuner.context_tracker.audit import describe_masks
 from astuner.diagnostics.evidence import Result, StepEvidence, groups_of, text_of, tokens_digest
 from astuner.errors import short_repr, shorten
 from astuner.schema import Floats, Ints, LlmCall
@@ -177,32 +178,17 @@ def _written_call(text: str) -> str | None:
 
 def mask_differs_from_calls(step: StepEvidence) -> Result:
     """Find samples whose mask does not cover exactly the tokens that the model sampled."""
-    context, missed, changed, lost, example = 0, 0, 0, 0, ""
+    wrong: dict[str, str] = {}
     for episode in step.episodes:
-        if episode.status == "ok" and not episode.dropped_samples and episode.samples:
-            trained = {span.call_id for sample in episode.samples for span in sample.spans}
-            lost += sum(c.trained and bool(c.completion_ids) and c.call_id not in trained for c in episode.calls)
-        calls = {call.call_id: call for call in episode.calls}
-        for sample in episode.samples:
-            ids, counts = np.asarray(sample.token_ids), np.asarray(sample.train_counts)
-            expected = np.zeros(len(ids), np.int64)
-            wrong = 0
-            for span in sample.spans:
-                call = calls.get(span.call_id)
-                nodes = np.arange(span.start, span.end) if span.nodes is None else np.array(span.nodes, np.int64)
-                np.add.at(expected, nodes, 1)
-                wrong += call is None or not np.array_equal(ids[nodes], call.completion_ids)
-            if wrong or not np.array_equal(expected, counts):
-                size = min(len(expected), len(counts))
-                context += int((counts[:size] > expected[:size]).sum())
-                missed += int((counts[:size] < expected[:size]).sum())
-                changed += wrong
-                example = example or episode.episode_id
-    if context or missed or changed or lost:
+        is_whole = episode.status == "ok" and not episode.dropped_samples and bool(episode.samples)
+        if episode.error_kind == "inexact":
+            wrong[episode.episode_id] = str(episode.error)
+        elif text := describe_masks(episode.calls, episode.samples, is_whole=is_whole):
+            wrong[episode.episode_id] = text
+    if wrong:
+        example, text = next(iter(wrong.items()))
         yield (
-            f"the loss mask is wrong: it trains {context} tokens that the model did not sample (prompts or results of "
-            f"tools) and misses {missed} tokens that the model sampled; {changed} calls have different tokens than "
-            f"were sampled, and {lost} calls are in no sample, for example in {shorten(example) or 'several episodes'}",
+            f"the samples of {len(wrong)} episodes are wrong, for example {shorten(example)}: {text}",
             "this is a bug in the building of samples: remove extensions that change samples, and report the bug with "
             "the episode's file; if only ends of turns are missed, the mask treats the end token as padding",
         )

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from astuner.context_tracker.audit import certificate
+from astuner.context_tracker.audit import certificate, describe_masks
 from astuner.context_tracker.merge import MergeMode, build_samples, limit_samples
 from astuner.debugging.tracebacks import format_error
 from astuner.errors import CallLimitError, EpisodeError, JudgeError, UnscoredError, WorkflowError, message_of, shorten
@@ -108,7 +108,8 @@ def with_samples(episode: Episode, *, max_samples: int, merge: MergeMode, seed: 
         # Use the calls of the same samples, so that the merge mode does not change what is trained.
         samples = build_samples([call for call in episode.calls if call.call_id in kept], merge)
     if (share := certificate(calls, samples)) < 1.0:
-        error = f"the samples rebuild only {share:.0%} of the calls exactly, so they are not trained; report this fault"
+        masks = describe_masks(calls, samples) or "their prompts, logprobs or positions differ"
+        error = f"the samples rebuild only {share:.0%} of the calls exactly: {masks}. They are not trained"
         episode = replace(episode, reward=None, is_success=None, agent_rewards={}, judgement=None)
         return replace(episode, status="failed", error_kind="inexact", error=error)
     if samples:

@@ -275,6 +275,13 @@ def test_a_mask_that_does_not_fit_the_calls(evidence: Evidence, fault: str):
     assert found("mask_differs_from_calls", evidence.step(list(map(change, evidence.ordinary()))))
 
 
+def test_episodes_that_failed_because_their_mask_is_wrong(evidence: Evidence):
+    first, *others = evidence.ordinary()
+    failed = replace(first, status="failed", error_kind="inexact", error="the loss mask trains 3 tokens", samples=())
+    ((message, _),) = found("mask_differs_from_calls", evidence.step([failed, *others]))
+    assert f"samples of 1 episodes are wrong, for example {first.episode_id}: the loss mask trains 3" in message
+
+
 def test_answers_of_old_weights(evidence: Evidence):
     episodes = change_calls(evidence.ordinary(), policy_version=3)
     assert "stale weights" in found("old_weights", evidence.step(episodes, step=5))[0][0]

@@ -379,5 +379,11 @@ def test_an_episode_fails_whose_samples_differ_from_its_calls(
     episode = run(tokenizer, Rewarded, merge=merge)
     assert (episode.status, episode.error_kind, episode.reward) == ("failed", "inexact", None)
     assert "0% of the calls" in str(episode.error)
+    expected = {
+        "token_ids": "1 calls have different tokens",
+        "logprobs": "their prompts, logprobs or positions differ",
+        "train_counts": "the loss mask trains 1 tokens that the model did not sample",
+    }
+    assert expected[field] in str(episode.error)
     assert len(episode.calls) == 1
     assert episode.samples == ()

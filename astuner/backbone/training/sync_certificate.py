@@ -124,7 +124,8 @@ class SyncCertificate:
         if not difference <= limit:  # NaN included
             raise BackboneError(
                 f"{_when(step)}: {engine} does not sample with the trainer's weights: the logprobs of {len(gaps)} "
-                f"tokens differ by {difference:.3g} nats on average (rounding explains at most {limit}). {_FIX}"
+                f"tokens differ by {difference:.3g} nats on average (rounding explains at most {limit}). Check that "
+                f"the engine's logprobs are those at rollout.temperature (vLLM: processed_logprobs). {_FIX}"
             )
 
 
