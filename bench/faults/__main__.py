@@ -2,7 +2,8 @@
 
 Forty faults are injected into short runs of the local backbone, some in several forms. A fault is named if a message of
 the product, in the record or as the error that ends the run, says what is wrong and what to change, for each form.
-Clean runs measure false alarms. The last line is one JSON object.
+Clean runs measure false alarms. The last line is one JSON object. The exit code is 1 if a fault is missed, or after a
+false alarm.
 """
 
 from __future__ import annotations
@@ -81,6 +82,8 @@ def main() -> None:
         "false_alarms": false_alarms,
     }
     print(json.dumps(result))
+    if missed or false_alarms:
+        sys.exit(1)
 
 
 if __name__ == "__main__":
