@@ -135,7 +135,7 @@ def killed_run(serial: tuple[Runs, Path], tmp_path_factory: pytest.TempPathFacto
     runs, _ = serial
     folder = tmp_path_factory.mktemp("killed")
     checkpoint = folder / "run/checkpoints/step_000002"
-    assert runs.kill_at(folder, lambda: checkpoint.exists())
+    assert runs.kill_at(folder, checkpoint.exists)
     return folder / "run"
 
 

@@ -71,7 +71,7 @@ def test_a_run_takes_tasks_of_all_readers_by_weight(selecting: tuple[Runs, Path]
 def test_a_killed_run_takes_the_same_tasks(selecting: tuple[Runs, Path], tmp_path: Path, checkpoint: str) -> None:
     runs, whole = selecting
     moment = tmp_path / "run/checkpoints" / checkpoint
-    assert runs.kill_at(tmp_path, lambda: moment.exists())
+    assert runs.kill_at(tmp_path, moment.exists)
     runs.complete(tmp_path)
     assert batches_of(tmp_path / "run") == batches_of(whole)
     comparison = compare(whole, tmp_path / "run")
