@@ -15,6 +15,8 @@ import platform
 import runpy
 import sys
 import warnings
+from email import message_from_string
+from email.message import Message
 from pathlib import Path
 
 
@@ -25,19 +27,31 @@ def main() -> None:
     os.dup2(devnull, 1)
     os.dup2(devnull, 2)
     # The first distribution of a name counts, as for imports. One whose removal was interrupted has no name.
-    distributions = {str(d.metadata["Name"]): d for d in reversed(list(importlib.metadata.distributions())) if d.name}
+    found = [(_metadata(each), each) for each in reversed(list(importlib.metadata.distributions()))]
+    packages = {str(metadata["Name"]): (metadata, each) for metadata, each in found if metadata["Name"]}
     torch = next((file for path in sys.path if (file := Path(path, "torch", "version.py")).is_file()), None)
     result = {
         "python": platform.python_version(),
         "prefix": sys.prefix,
-        "installed": {name: d.version for name, d in distributions.items()},
-        "requires": {name: d.requires or [] for name, d in distributions.items()},
+        "installed": {name: metadata["Version"] for name, (metadata, _) in packages.items()},
+        "requires": {name: _requires(metadata, each) for name, (metadata, each) in packages.items()},
         # Read from the file, because a broken PyTorch does not import.
         "cuda": torch and (runpy.run_path(str(torch)).get("cuda") or None),
         "import_errors": {name.rstrip("?"): error for name in sys.argv[1:] if (error := _import_error(name))},
     }
     with os.fdopen(stdout, "w") as stream:
         json.dump(result, stream)
+
+
+def _metadata(package: importlib.metadata.Distribution) -> Message:
+    """Return a package's metadata without the description; `package.metadata` reads all of it at each access."""
+    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or package.read_text("") or ""
+    return message_from_string(text.partition("\n\n")[0])
+
+
+def _requires(metadata: Message, package: importlib.metadata.Distribution) -> list[str]:
+    declared = metadata.get_all("Requires-Dist") or []
+    return declared or (package.requires or [] if package.read_text("requires.txt") else [])  # of an egg
 
 
 def _import_error(name: str) -> str:

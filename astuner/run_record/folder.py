@@ -11,6 +11,7 @@ import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from email import message_from_string
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -201,8 +202,14 @@ def current_environment(search_path: Sequence[str] | None = None) -> dict[str, A
         "machine": platform.machine(),
         "processor": _processor(),
         "cpus": os.cpu_count(),
-        "packages": {name: package.version for name, package in found.items() if package is not None},
+        "packages": {name: _version(package) for name, package in found.items() if package is not None},
     }
+
+
+def _version(package: metadata.Distribution) -> str:
+    """Return a package's version without parsing its description, as `package.version` does."""
+    text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
+    return str(message_from_string(text.partition("\n\n")[0])["Version"])
 
 
 def write_config(folder: Path, config_yaml: str) -> None:

@@ -121,7 +121,10 @@ def is_installed(block: Block) -> bool:
     return all(importlib.util.find_spec(name) is not None for name in FRAMEWORKS & imported)
 
 
-SMALLER = {"frozenlake_tiny.yaml": ["astuner.task_reader.env_service.env_params={train_tasks: 4, validation_tasks: 4}"]}
+SMALLER = {
+    "frozenlake_tiny.yaml": ["astuner.task_reader.env_service.env_params={train_tasks: 4, validation_tasks: 4}"],
+    "feedback_tracing.yaml": ["astuner.task_reader.feedback_tracing.validation_share=0.02"],
+}
 """Settings of single configurations, beside those of `small`: 400 games of a random model would take a minute."""
 
 FRAMEWORKS = {"langgraph", "autogen_agentchat", "agents", "pydantic_ai", "smolagents", "google.adk"}

@@ -29,7 +29,11 @@ def report(backbone: str) -> EnvReport:
 
 
 def problems(backbone: str) -> list[tuple[str, str, bool]]:
-    return [(finding.problem, finding.fix, finding.broken) for finding in report(backbone).findings]
+    return problems_in(report(backbone))
+
+
+def problems_in(report: EnvReport) -> list[tuple[str, str, bool]]:
+    return [(finding.problem, finding.fix, finding.broken) for finding in report.findings]
 
 
 def packages() -> Path:
@@ -38,9 +42,10 @@ def packages() -> Path:
 
 
 def test_nothing_is_installed(spec: EnvSpec, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
-    assert report("local").state == "ready"
-    assert report("local").versions["torch"].startswith("2.")
-    assert report("verl").state == "not installed"
+    reports = {report.backbone: report for report in examine()}
+    assert reports["local"].state == "ready"
+    assert reports["local"].versions["torch"].startswith("2.")
+    assert reports["verl"].state == "not installed"
     monkeypatch.setattr(sys, "argv", ["astuner", "doctor"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -54,7 +59,7 @@ def test_a_good_environment(small_is_installed: None):
     verl = report("verl")
     assert (verl.state, verl.folder) == ("ready", str(EnvDir.of("verl").folder))
     # It has another astuner than the one that examines it, which is a note.
-    ((problem, fix, broken),) = problems("verl")
+    ((problem, fix, broken),) = problems_in(verl)
     assert problem.startswith("it has astuner 0.0.1 from astuner==0.0.1, but this is astuner ")
     assert (fix, broken) == ("astuner install verl --cpu", False)
 
@@ -89,12 +94,13 @@ def test_packages_that_are_missing_or_changed(
 
 def test_a_lock_file_that_changed(small_is_installed: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     use_spec(small_spec(tmp_path, "more==1.0"), monkeypatch)
+    verl = report("verl")
     assert (
         "installed from an older lock file than the current small",
         "astuner install verl --cpu",
         False,
-    ) in problems("verl")
-    assert report("verl").state == "ready"
+    ) in problems_in(verl)
+    assert verl.state == "ready"
 
 
 def test_builds_of_pytorch(
@@ -153,8 +159,9 @@ def test_a_missing_interpreter(small_is_installed: None):
 
 def test_the_machine(spec: EnvSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("RAY_TMPDIR", "/tmp/" + "x" * 60)
-    assert ("export RAY_TMPDIR=/tmp", False) in [(fix, broken) for _, fix, broken in problems("machine")]
-    assert report("machine").state == "ready"
+    machine = report("machine")
+    assert ("export RAY_TMPDIR=/tmp", False) in [(fix, broken) for _, fix, broken in problems_in(machine)]
+    assert machine.state == "ready"
 
 
 def test_the_machine_says_which_backbone_auto_is(install_gpus: Callable[[int], None]):

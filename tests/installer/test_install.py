@@ -95,14 +95,11 @@ def test_an_environment_that_differs_is_reinstalled(
     check_reinstalled("it was changed: backend==1.0 (2.0 is installed)")
     assert installed()["backend"] == "1.0"
     index.add("more", "1.0", {"more.py": ""})
-    check_reinstalled("its lock file has changed", spec=use_spec(small_spec(tmp_path, "more==1.0"), monkeypatch))
+    spec = use_spec(small_spec(tmp_path, "more==1.0"), monkeypatch)
+    check_reinstalled("its lock file has changed", spec=spec)
     assert "more" in installed()
     (tmp_path / "extra.txt").write_text("# nothing\n")
-    check_reinstalled(
-        "the requirements given with --with have changed",
-        spec=small_spec(tmp_path, "more==1.0"),
-        extra=(tmp_path / "extra.txt",),
-    )
+    check_reinstalled("the requirements given with --with have changed", spec=spec, extra=(tmp_path / "extra.txt",))
 
 
 def test_only_astuner_is_replaced_when_only_it_changed(request_for: RequestFor, small_is_installed: None, index: Index):
@@ -256,9 +253,10 @@ install(InstallRequest(spec, source, python=sys.argv[2]), print)
 
 
 def test_a_killed_installation_is_repeated(request_for: RequestFor, tmp_path: Path):
-    slow, started = tmp_path / "slow-python", tmp_path / "started"
+    slow, started, ended = tmp_path / "slow-python", tmp_path / "started", tmp_path / "ended"
     # An interpreter that is slow at `-m venv`, and outlives the process that started it.
-    slow.write_text(f'#!/bin/sh\n[ "$2" = venv ] && touch {started} && sleep 2\nexec {sys.executable} "$@"\n')
+    venv = f'touch {started} && sleep 2 && mkdir -p "$3" && touch "$3/late" {ended} && exit'
+    slow.write_text(f'#!/bin/sh\n[ "$2" = venv ] && {venv}\nexec {sys.executable} "$@"\n')
     slow.chmod(0o755)
     variables = os.environ | {"PYTHONPATH": str(REPOSITORY), "PATH": os.defpath}
     process = subprocess.Popen([sys.executable, "-c", INSTALLING, str(tmp_path), str(slow)], env=variables)
@@ -273,6 +271,9 @@ def test_a_killed_installation_is_repeated(request_for: RequestFor, tmp_path: Pa
     assert lines[0] == "the last installation of verl was interrupted; starting again"
     assert installed()["backend"] == "1.0"
     assert not EnvDir.of("verl").is_incomplete()
+    # It waited for the slow interpreter, which has the lock, and deleted its file.
+    assert ended.exists()
+    assert not (EnvDir.of("verl").folder / "late").exists()
 
 
 USING = """
