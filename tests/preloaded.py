@@ -176,7 +176,11 @@ def run_astuner(
 def interpreter() -> tuple[str, ...]:
     """Return a command that runs a Python script, as `forking.interpreter` does, in a fork from the server."""
     keep_server()
-    return (sys.executable, "-I", "-S", str(Path(__file__).with_name("preloaded_client.py")), _address()[1:])
+    return _interpreter(_address())
+
+
+def _interpreter(address: str) -> tuple[str, ...]:
+    return (sys.executable, "-I", "-S", str(Path(__file__).with_name("preloaded_client.py")), address[1:])
 
 
 _held: list[socket.socket] = []
@@ -303,10 +307,14 @@ class _Server:
     def _become_process(self, request: dict[str, Any], files: list[int]) -> None:
         code = 1
         try:
+            from astuner.system import forking
+
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._selector.close()
+            # A run whose services have threads starts an interpreter for its fork server.
+            forking.interpreter = _interpreter(self._listener.getsockname().decode())
             for each in self._sockets:
                 each.close()
             for number, file in enumerate(files):

@@ -110,21 +110,20 @@ class AsksNonsense(OneInFour):
         return await model_tuner.chat("hello")  # type: ignore[arg-type]
 
 
+class GoesAsTheQuestionSays(OneInFour):
+    """The question has a word for each repeat: the class of this file whose `go_wrong` ends the episode, or Agent."""
+
+    async def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:
+        output = await Agent.execute(self, workflow_task, model_tuner)
+        kind = globals()[workflow_task.task.main_query.split()[workflow_task.repeat_index]]
+        return output if kind is Agent else await kind.go_wrong(self, model_tuner)
+
+
 class StrangeMetadata(OneInFour):
     async def go_wrong(self, model_tuner: ModelTuner) -> Any:
         loop: dict[Any, Any] = {1: object(), "set": {1, 2}}
         loop["itself"] = loop
         return WorkflowOutput(reward=0.5, metadata=loop)
-
-
-class NotAsync(Workflow):
-    def execute(self, workflow_task: WorkflowTask, model_tuner: ModelTuner) -> WorkflowOutput:  # type: ignore[override]
-        return WorkflowOutput(reward=1.0)
-
-
-class NeedsArguments(Agent):
-    def __init__(self, environment: str) -> None:
-        self.environment = environment
 
 
 class StopsAtTags(Agent):
@@ -267,6 +266,16 @@ class JudgeReturnsRubbish(_Judge):
 class JudgeExits(_Judge):
     def go_wrong(self) -> Any:
         sys.exit(0)
+
+
+class JudgesAsTheQuestionSays(_Judge):
+    """As the agent; a repeat without a word is judged well."""
+
+    def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        words = dict(enumerate(workflow_task.task.main_query.split()))
+        if (word := words.get(workflow_task.repeat_index)) is None:
+            return float(workflow_task.repeat_index), True
+        return globals()[word].go_wrong(self)
 
 
 class AlwaysWrong(BaseJudge):

@@ -5,6 +5,7 @@ Each test runs on a fake vLLM with the same command line; those marked `vllm` al
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,12 +19,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.run_record import read_episode, read_index
 from astuner.schema import LlmCall
 from astuner.system.localhost import free_port
 from tests.launcher.liveness import lives, wait_for
 from tests.launcher.vllm_commands import Commands
-from tests.llm_engine.completions_server import listening
+from tests.llm_engine.completions_server import listening, serving
 from tests.preloaded import run_python
 
 ROOT = Path(__file__).parents[2]
@@ -33,9 +35,22 @@ HANGS = "astuner.rollout.agentscope_workflow='agents->HangsFromTheStart'"
 GREEDY = "--validation"
 
 
+@pytest.fixture(scope="module")
+def engine_port(model_for_vllm: Path) -> Iterator[int]:
+    """The port of the engine from which all fake servers sample."""
+    model = AutoModelForCausalLM.from_pretrained(model_for_vllm, dtype=torch.float32)
+    engine = EmbeddedEngine(model, max_model_len=200)
+    with contextlib.closing(engine), serving(engine) as url:
+        yield int(url.rpartition(":")[2].partition("/")[0])
+
+
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.vllm)])
 def commands(
-    request: pytest.FixtureRequest, folder: Path, model_for_vllm: Path, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest,
+    folder: Path,
+    model_for_vllm: Path,
+    engine_port: int,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Commands]:
     yaml = (folder / "run.yaml").read_text()
     (folder / "run.yaml").write_text(yaml.replace("path: model\n", f"path: {model_for_vllm}\n"))
@@ -43,12 +58,14 @@ def commands(
     fake_vllm = [str(FAKE_VLLM)] if request.param == "fake" else []
     cache = tmp_path_factory.mktemp("cache")
     env = os.environ | {"PYTHONPATH": os.pathsep.join([*fake_vllm, str(ROOT)]), "XDG_CACHE_HOME": str(cache)}
+    env["FAKE_VLLM_ENGINE"] = str(engine_port)
     commands = Commands(folder, port, env)
     yield commands
     for run in commands.started:
         run.kill()
         run.wait()
-    commands.start("stop-engine").wait(60)
+    if commands.state_file().exists():
+        commands.start("stop-engine").wait(60)
     wait_for(lambda: not commands.guards(), 60)
 
 
@@ -74,7 +91,7 @@ def assert_logprobs_of_the_model(model_folder: Path, calls: list[LlmCall]) -> No
 
 
 def test_a_server_for_one_run(commands: Commands, model_for_vllm: Path):
-    run = commands.debug()
+    run = commands.debug(episodes=8)
     server = commands.server_of(run)
     code, output = commands.wait(run)
     assert code == 0, output

@@ -70,9 +70,12 @@ class Commands:
         self.started.append(run)
         return run
 
-    def debug(self, *settings: str) -> AstunerProcess:
-        port = f"astuner.debug.debug_vllm_port={self.port}"
-        return self.start("--conf", "run.yaml", "--backbone=debug", "astuner.rollout.name=vllm", port, *settings)
+    def debug(self, *settings: str, episodes: int = 2) -> AstunerProcess:
+        """Start a debug run of 1 task with 2 episodes, or of 2 tasks with 4 each."""
+        numbers = {2: (1, 2), 8: (2, 4)}[episodes]
+        words = [f"astuner.debug.debug_vllm_port={self.port}", "astuner.rollout.name=vllm"]
+        words += [f"astuner.debug.debug_first_n_tasks={numbers[0]}", f"astuner.rollout.num_repeat={numbers[1]}"]
+        return self.start("--conf", "run.yaml", "--backbone=debug", *words, *settings)
 
     def wait(self, run: AstunerProcess) -> tuple[int, str]:
         code = run.wait(400)

@@ -85,6 +85,16 @@ class ForgotAwait(Workflow):
         return WorkflowOutput(reward=1.0)
 
 
+class NotAsync(Workflow):
+    def execute(self, workflow_task: Any, model_tuner: Any) -> Any:
+        return WorkflowOutput(reward=1.0)
+
+
+class NeedsArguments(Talk):
+    def __init__(self, environment: str) -> None:
+        self.environment = environment
+
+
 class NotANumber(Talk):
     reward = math.nan
 
@@ -180,6 +190,7 @@ def test_a_workflow_with_reward_needs_no_judge(tokenizer: Any):
         (Exits, "workflow", "SystemExit: 3"),
         (OwnTimeout, "workflow", "the user's own"),
         (ForgotAwait, "workflow", "a coroutine that was not awaited (ForgotAwait.reply); write `await`"),
+        (NotAsync, "workflow", "execute returned WorkflowOutput, not an awaitable: write it as `async def execute"),
         (WrongOutput, "workflow", "must return a WorkflowOutput, got str: 'well'"),
         (NotANumber, "workflow", "WorkflowOutput.reward must be a finite number, got nan"),
     ],
@@ -189,6 +200,12 @@ def test_a_workflow_that_misbehaves_is_a_failed_episode(tokenizer: Any, workflow
     assert (episode.status, episode.reward, episode.error_kind, episode.samples) == ("failed", None, kind, ())
     assert says in (episode.error or "")
     assert "test_runner.py" in (episode.error or "") or kind != "workflow" or "WorkflowOutput" in (episode.error or "")
+
+
+def test_a_workflow_that_cannot_be_made_is_a_failed_episode(tokenizer: Any):
+    episode = run(tokenizer, NeedsArguments)
+    assert (episode.status, episode.error_kind) == ("failed", "workflow")
+    assert "missing 1 required positional argument: 'environment'" in (episode.error or "")
 
 
 def test_a_hanging_workflow_is_timed_out_with_its_calls_kept(tokenizer: Any):
@@ -231,6 +248,8 @@ def test_interrupt_before_the_workflow_starts_is_a_failed_episode(tokenizer: Any
 def test_a_missing_judge_is_a_failed_episode(tokenizer: Any):
     episode = run(tokenizer, Talk, judge=None)
     assert (episode.status, episode.error_kind) == ("failed", "judge")
+    advice = "no judge is configured: return WorkflowOutput(reward=…) or set task_judge.judge_protocol"
+    assert advice in (episode.error or "")
 
 
 def test_an_episode_without_tokens_is_dropped(tokenizer: Any):
