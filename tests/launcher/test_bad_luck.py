@@ -43,9 +43,9 @@ def episodes(split: str = "train") -> list[EpisodeEntry]:
 
 WRONG = {
     "Raises": ("workflow", "RuntimeError: the environment [/bold] broke down (at "),
-    "HangsAwaiting": ("timeout", "longer than rollout.episode_timeout (3 s)"),
+    "HangsAwaiting": ("timeout", "longer than rollout.episode_timeout (5 s)"),
     "HangsBlocking": ("timeout", "and was abandoned; it was at"),
-    "SwallowsItsCancellation": ("timeout", "longer than rollout.episode_timeout (3 s)"),
+    "SwallowsItsCancellation": ("timeout", "longer than rollout.episode_timeout (5 s)"),
     "ReturnsRubbish": ("workflow", "execute must return a WorkflowOutput, got float"),
     "RewardIsNan": ("workflow", "WorkflowOutput.reward must be a finite number, got nan"),
     "LogsRubbish": ("workflow", "log_metrics['length'] must be a finite number, got 'short'"),
@@ -83,7 +83,7 @@ def test_episodes_that_go_wrong_are_counted_and_the_step_completes(
     ended = train(
         "rollout.agentscope_workflow='agents->GoesAsTheQuestionSays'",
         *("rollout.num_repeat=8", "rollout.max_env_worker=3", "rollout.max_model_len=400", ONE_STEP),
-        *("rollout.episode_timeout=3", "task_judge.timeout=2"),
+        *("rollout.episode_timeout=5", "task_judge.timeout=2"),
     )
     assert ended.code == 0, ended.out
     assert "Traceback" not in ended.out
