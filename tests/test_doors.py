@@ -14,7 +14,8 @@ from astuner.cli.main import astuner
 from astuner.doors import DOORS, lazy_names, through_door
 from astuner.launcher.starter import start_project
 
-# Runs a command, and then writes the lines of each loaded module of astuner to the file in the first argument.
+# Runs a command, and then writes the names of the loaded modules, and the lines of those of astuner, to the file in the
+# first argument.
 COUNTED = """
 import atexit, json, sys
 file = sys.argv.pop(1)
@@ -24,7 +25,7 @@ def write():
         for name, module in sorted(sys.modules.items())
         if name.partition(".")[0] == "astuner" and getattr(module, "__file__", None)
     }
-    json.dump(modules, open(file, "w"))
+    json.dump([list(sys.modules), modules], open(file, "w"))
 atexit.register(write)
 from astuner.__main__ import main
 main()
@@ -47,10 +48,18 @@ def test_a_run_of_a_new_project_loads_the_core_only(
     command = [sys.executable, "-c", COUNTED, str(file), "--conf", "agent.yaml", *arguments]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, check=True, timeout=300)
-    modules: dict[str, int] = json.loads(file.read_text())
+    loaded: list[str]
+    modules: dict[str, int]
+    loaded, modules = json.loads(file.read_text())
     assert "astuner.backbone.training.run_inputs" in modules
     assert len(modules) <= most_modules, sorted(modules)
     assert sum(modules.values()) <= most_lines
+    strangers = ["ray", "verl", "trinity", "vllm", "trl"]
+    if arguments == ["--backbone=debug"]:
+        strangers += ["peft", "matplotlib", "tensorboard", "astuner.backbone.local"]
+        strangers += ["transformers.trainer", "transformers.optimization", "torch.utils.tensorboard"]
+        assert "astuner.backbone.debug.backbone" in modules
+    assert [name for name in loaded if f"{name}.".startswith(tuple(f"{each}." for each in strangers))] == []
 
 
 PARTS = [(kind, name) for kind, parts in DOORS.items() for name in parts if name not in ("trinity", "verl")]

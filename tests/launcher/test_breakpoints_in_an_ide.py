@@ -26,16 +26,12 @@ def attached(folder: Path, *words: str, lines: Sequence[int] = ()) -> Iterator[D
     assert read_summary(folder / "launcher_record/run-debug").episodes.ok == 2
 
 
-def test_a_breakpoint_in_a_workflow_stops_and_shows_variables(folder: Path):
+def test_the_editors_and_named_breakpoints_in_a_workflow_stop_and_show_variables(folder: Path):
     line = line_of(folder / "agents.py", 'bp("NOT_ASKED_FOR")')
-    with attached(folder, WORKFLOW.format("StopsAtTags"), lines=[line]) as client:
-        assert [stopped_at(client, "answer") for _ in range(2)] == [("execute", line, "42"), ("execute", line, "43")]
-
-
-def test_a_named_breakpoint_stops_at_the_users_line(folder: Path):
-    line = line_of(folder / "agents.py", 'bp("HERE")') + 1
-    with attached(folder, "--db=HERE", WORKFLOW.format("StopsAtTags")) as client:
-        assert [stopped_at(client, "answer") for _ in range(2)] == [("execute", line, "42"), ("execute", line, "43")]
+    named = line_of(folder / "agents.py", 'bp("HERE")') + 1  # the user's line, not one of `bp`
+    with attached(folder, "--db=HERE", WORKFLOW.format("StopsAtTags"), lines=[line]) as client:
+        stops = [stopped_at(client, "answer") for _ in range(4)]
+    assert stops == [("execute", place, answer) for answer in ("42", "43") for place in (line, named)]
 
 
 def test_a_breakpoint_in_a_plain_judge_is_in_the_main_thread(folder: Path):

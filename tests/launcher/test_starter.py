@@ -76,16 +76,19 @@ def test_a_template_names_the_package_that_it_needs(tmp_path: Path, monkeypatch:
     assert 'the template needs gymnasium: pip install "astuner[gymnasium]"' in output
 
 
-def test_the_launch_configuration_stops_at_a_breakpoint_of_the_editor(tmp_path: Path):
+# The imports of an interpreter take fifteen seconds of processor time in a debugger.
+@pytest.mark.parametrize("is_forked", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_the_launch_configuration_stops_at_a_breakpoint_of_the_editor(tmp_path: Path, is_forked: bool):
     start_project(tmp_path)
     (configuration, _) = json.loads((tmp_path / ".vscode/launch.json").read_text())["configurations"]
     port = free_port()
     # The same arguments as VS Code passes to debugpy.
-    command = ["-Xfrozen_modules=off", "-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client"]
+    command = [] if is_forked else ["-Xfrozen_modules=off"]
+    command += ["-m", "debugpy", "--listen", f"127.0.0.1:{port}", "--wait-for-client"]
     command += [configuration["program"], *configuration["args"], "astuner.debug.debug_first_n_tasks=1"]
     line = line_of(tmp_path / "agent.py", 'bp("ANSWER")')
     command += ["astuner.rollout.num_repeat=2"]
-    with client_of(tmp_path / "agent.py", command, port, [line], is_forked=False) as client:
+    with client_of(tmp_path / "agent.py", command, port, [line], is_forked=is_forked) as client:
         stops = [stopped_at(client, "self") for _ in range(2)]
         client.event("terminated")
     assert [stop[:2] for stop in stops] == [("execute", line)] * 2
