@@ -286,13 +286,13 @@ def test_a_health_address_that_streams_for_ever_answers_by_its_status(folder: Pa
         f"http.server.ThreadingHTTPServer(('127.0.0.1', {port}), Streams).serve_forever()\n"
     )
     health = {"http": f"http://127.0.0.1:{port}/"}
-    config = ServiceConfig.model_validate({"command": "python streams.py", "health": health, "timeout": 4})
+    config = ServiceConfig.model_validate({"command": "python streams.py", "health": health, "timeout": 8})
     service = Service("env", config, folder)
     try:
         if status == 200:
             service.start()
         else:
-            with pytest.raises(ServiceError, match=r"was not ready within 4 s .*answers with status 503"):
+            with pytest.raises(ServiceError, match=r"was not ready within 8 s .*answers with status 503"):
                 service.start()
     finally:
         service.stop()
