@@ -19,12 +19,18 @@ def reward_of(tokens: list[int]) -> float:
 def test_reward_increases(served: Served, client: Any, rank: int, lr: float, loss: str):
     training = client.create_lora_training_client(served.model, rank=rank, seed=0).result()
     rng = random.Random(0)
-    params = tinker.SamplingParams(max_tokens=4, temperature=1.0)
     means = []
-    for _ in range(18):
+    for step in range(18):
         sampling = training.save_weights_and_get_sampling_client().result()
         prompts = [[rng.randrange(500) for _ in range(5)] for _ in range(8)]
-        futures = [sampling.sample(tinker.ModelInput.from_ints(prompt), 8, params) for prompt in prompts]
+        futures = [
+            sampling.sample(
+                tinker.ModelInput.from_ints(prompt),
+                8,
+                tinker.SamplingParams(max_tokens=4, temperature=1.0, seed=8 * step + number),
+            )
+            for number, prompt in enumerate(prompts)
+        ]
         data, rewards = [], []
         for prompt, future in zip(prompts, futures, strict=True):
             group = future.result().sequences
