@@ -136,14 +136,14 @@ class ReportingServer(ForkingServer):
         (number,) = _REQUEST.unpack(data)
         try:
             pid = self.fork()
+        except OSError as error:
+            self._report(failed=number, error=str(error))
+        else:
             if pid == 0:
                 self.run_worker(*descriptors)
             self._report(started=number, pid=pid)
-        except OSError as error:
-            self._report(failed=number, error=str(error))
-        finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+        for descriptor in descriptors:
+            os.close(descriptor)
 
     def worker_ended(self, pid: int, code: int) -> None:
         """Report how the worker has ended."""
@@ -189,9 +189,9 @@ class ForkClient:
         if self.has_ended:
             raise ConnectionResetError
         number = next(self._numbers)
+        socket.send_fds(self._control, [_REQUEST.pack(number)], descriptors)
         started: asyncio.Future[tuple[int, asyncio.Future[int]]] = asyncio.get_running_loop().create_future()
         self._started[number] = started
-        socket.send_fds(self._control, [_REQUEST.pack(number)], descriptors)
         return await started
 
     async def read(self) -> None:
