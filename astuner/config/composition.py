@@ -67,10 +67,10 @@ _SHIPPED = ("verl_default", "trinity_default", "astuner_default")
 """Files with the defaults, which are always below the user's files: entries with their names are left out."""
 _OWN_KEYS = ("hydra", "defaults")
 """Keys in a file that are about Hydra, and not part of the configuration."""
-# The settings of an application, which Hydra would compose, too.
+# The settings of an application, which Hydra would compose, too. It reads the file even if the group is deleted (`~`).
 _WITHOUT_APPLICATION = tuple(
-    f"~hydra/{group}"
-    for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging")
+    f"hydra/{group}=[]"
+    for group in ("output", "launcher", "sweeper", "help", "hydra_help", "hydra_logging", "job_logging", "env")
 )
 _hydra_lock = threading.Lock()
 
