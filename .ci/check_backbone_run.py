@@ -49,6 +49,7 @@ problems = [
             row.metrics["update/optimiser_steps"] == MINI_BATCHES for row in steps
         ),
         "there is no model": not (record / "model" / "model.safetensors").exists(),
+        "there are no plots": not all((record / "plots" / name).exists() for name in ("reward.png", "loss.png")),
     }.items()
     if wrong
 ]

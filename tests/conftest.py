@@ -27,15 +27,16 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import hypothesis
 import pytest
 from loguru import logger
 
+from astuner.doors import DOORS
 from astuner.system import forking
 from tests.examples import FEW, FULL, NIGHTLY
-from tests.preloaded import interpreter, keep_server
+from tests.preloaded import NO_PLOTS, interpreter, keep_server
 
 sys.dont_write_bytecode = False
 # Their assertions show values, as those in test files do.
@@ -109,6 +110,13 @@ def workers_are_forked_from_the_tests_server() -> Iterator[None]:
         patch.setattr(forking, "interpreter", forking.interpreter)
         patch.setattr(fork_server, "_spawned", forked)
         yield
+
+
+@pytest.fixture(autouse=True)
+def plots_are_drawn_where_a_test_looks_at_them(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let runs end without their plots, which take a third of a short run's time, except in tests marked `plots`."""
+    if request.node.get_closest_marker("plots") is None:
+        monkeypatch.setitem(cast(dict[str, str], DOORS["record"]), "plots", NO_PLOTS)
 
 
 @pytest.fixture

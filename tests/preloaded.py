@@ -41,6 +41,8 @@ _PRELOADED = [
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg"),
     *("tensorboard.compat.proto.summary_pb2", "tensorboard.summary.writer.record_writer"),
 ]
+NO_PLOTS = "builtins:id"
+"""The function that gets a run's folder instead of `plot_run`."""
 _NUMBER = struct.Struct("q")
 _ROOT = Path(__file__).parents[1]
 
@@ -392,6 +394,7 @@ if __name__ == "__main__":
     pkgutil.resolve_name("astuner.config.loading:load_config")(
         _ROOT / "tutorial/example_math_agent/math_agent_tiny.yaml"
     )
+    pkgutil.resolve_name("astuner.doors:DOORS")["record"]["plots"] = NO_PLOTS
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the memory
     with socket.socket(fileno=int(sys.argv[1])) as _listener:

@@ -6,12 +6,12 @@ import fcntl
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from email import message_from_string
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -207,9 +207,10 @@ def current_environment(search_path: Sequence[str] | None = None) -> dict[str, A
 
 
 def _version(package: metadata.Distribution) -> str:
-    """Return a package's version without parsing its description, as `package.version` does."""
+    """Return a package's version without parsing all of its metadata, as `package.version` does."""
     text = package.read_text("METADATA") or package.read_text("PKG-INFO") or ""
-    return str(message_from_string(text.partition("\n\n")[0])["Version"])
+    found = re.search(r"^Version:(.*)$", text, re.MULTILINE | re.IGNORECASE)
+    return found[1].strip() if found else "None"
 
 
 def write_config(folder: Path, config_yaml: str) -> None:

@@ -28,6 +28,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {row.step: row.metrics["loss/policy"] for row in read_metrics(folder) if "loss/policy" in row.metrics}
 
 
+@pytest.mark.plots
 def test_a_run_learns_and_leaves_its_record(make_job: MakeJob, tmp_path: Path, model_folder: Path):
     job = make_job(
         data__train_batch_size=3,

@@ -30,6 +30,7 @@ def make_job(model_folder: Path, tmp_path: Path, rows: list[dict[str, Any]], **s
     return job.set_data("file", tmp_path / "train.jsonl", validation_path=tmp_path / "val.jsonl")
 
 
+@pytest.mark.plots
 def test_the_loss_falls_and_only_the_assistant_is_trained(model_folder: Path, tmp_path: Path, tokenizer: Any):
     rng = random.Random(1)
     rows = [conversation(rng) for _ in range(40)]

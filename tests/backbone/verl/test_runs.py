@@ -61,7 +61,6 @@ def test_a_run_survives_failures_of_episodes_and_workers(model_folder: Path, tmp
         if "logprob_difference" in row.metrics:
             assert 0 < row.metrics["logprob_difference"] < 1e-4
             assert row.metrics["update/optimiser_steps"] == 2
-    assert {path.name for path in (run.record / "plots").iterdir()} == {"reward.png", "loss.png"}
     assert (run.record / "model" / "model.safetensors").exists()
 
 
