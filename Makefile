@@ -16,14 +16,14 @@ docs:  ## build the documentation site in site/; needs `pip install -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
 
 generated:  ## write the default YAML and the docs' key tables from the configuration's declarations
-	python -m astuner.config.docs_tables docs/en
-	python -m astuner.algorithms.docs_table docs/en/algorithms.md
+	python -m docs.key_tables docs/en
+	python -m docs.algorithm_tables docs/en/algorithms.md
 
 results:  ## write the page of the published results and its pictures from docs/results
 	python -m astuner.analysis.benchmark.report docs
 
 locks:  ## resolve the lock files of the backbones' environments again; ARGS="--upgrade verl-cpu" selects which and how
-	python -m astuner.installer.locking $(ARGS)
+	python .ci/locks.py $(ARGS)
 
 bench:  ## print one line of JSON for each benchmark; needs `pip install -e ".[dev,bench]"`
 	python bench/bench_engine.py

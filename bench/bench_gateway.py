@@ -40,10 +40,10 @@ SYSTEM = "You are a careful assistant. Answer briefly, and repeat the number of 
 def serve(connection: Connection) -> None:
     """Serve the engine twice, and open and close episodes on command."""
     from astuner.gateway.http_server import Gateway
-    from astuner.llm_engine.scripted import ScriptedEngine
     from astuner.model_tuner.chat_options import CallSettings
     from astuner.model_tuner.codec import ChatCodec
     from astuner.model_tuner.tuner import ModelTuner
+    from tests.scripted_engine import ScriptedEngine
     from tutorial.tiny_tokenizer import build_tokenizer
 
     transcript = {"messages": [{"role": "user", "content": SYSTEM}], "tools": None}

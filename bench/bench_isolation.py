@@ -32,12 +32,12 @@ sys.path.insert(0, str(ROOT))
 from astuner import AstunerJob  # noqa: E402
 from astuner.backbone.episode_workers.rollout import make_rollout, with_episodes  # noqa: E402
 from astuner.backbone.training.run_inputs import RunInputs  # noqa: E402
-from astuner.llm_engine.scripted import ScriptedEngine  # noqa: E402
 from astuner.model_tuner.chat_options import CallSettings  # noqa: E402
 from astuner.model_tuner.codec import ChatCodec, load_tokenizer  # noqa: E402
 from astuner.schema import Task, TaskSet  # noqa: E402
 from astuner.task_rollout.active_episodes import ActiveEpisodes  # noqa: E402
 from astuner.task_rollout.rollout import BatchRequest, TaskRollout  # noqa: E402
+from tests.scripted_engine import ScriptedEngine  # noqa: E402
 from tutorial.tiny_tokenizer import build_tokenizer  # noqa: E402
 
 AGENT = Path(__file__).with_name("isolation_agent.py")

@@ -21,12 +21,12 @@ from astuner.context_tracker.audit import certificate, count_tokens
 from astuner.env_service import load_environment
 from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec, load_tokenizer
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_runner.runner import TaskRunner
 from astuner.workflows.agent_loop.workflow import EnvWorkflow, LoopSettings
+from tests.scripted_engine import ScriptedEngine
 from tests.workflows.agent_loop.conftest import LocalInstance
 from tutorial.example_frozenlake import prepare_model_8x8
 from tutorial.example_frozenlake.prepare_model import MOVES, best_moves

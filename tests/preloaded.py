@@ -41,8 +41,7 @@ _PRELOADED = [
     *("matplotlib.pyplot", "matplotlib.backends.backend_agg"),
     *("tensorboard.compat.proto.summary_pb2", "tensorboard.summary.writer.record_writer"),
 ]
-NO_PLOTS = "builtins:id"
-"""The function that gets a run's folder instead of `plot_run`."""
+NO_PLOTS = "builtins:id"  # gets a run's folder instead of `plot_run`
 _NUMBER = struct.Struct("q")
 _ROOT = Path(__file__).parents[1]
 
@@ -391,9 +390,8 @@ if __name__ == "__main__":
     # Transformers compiles its conversions, and Hydra imports its plugins and grammar, at the first use.
     with contextlib.suppress(ImportError, AttributeError):  # older versions have none
         pkgutil.resolve_name("transformers.conversion_mapping:get_checkpoint_conversion_mapping")("qwen3")
-    pkgutil.resolve_name("astuner.config.loading:load_config")(
-        _ROOT / "tutorial/example_math_agent/math_agent_tiny.yaml"
-    )
+    _yaml = _ROOT / "tutorial/example_math_agent/math_agent_tiny.yaml"
+    pkgutil.resolve_name("astuner.config.loading:load_config")(_yaml)
     pkgutil.resolve_name("astuner.doors:DOORS")["record"]["plots"] = NO_PLOTS
     gc.collect()
     gc.freeze()  # a collection in a fork would copy the memory

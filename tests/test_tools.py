@@ -18,7 +18,6 @@ import pytest
 from agentscope.tool import Toolkit, execute_python_code
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
@@ -28,6 +27,7 @@ from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from astuner.task_runner.runner import TaskRunner
 from astuner.tools import run_python, sandbox_agentscope
 from tests import preloaded
+from tests.scripted_engine import ScriptedEngine
 
 FORMAT = re.compile(r"<returncode>(-?\d+)</returncode><stdout>(.*)</stdout><stderr>(.*)</stderr>", re.DOTALL)
 BEFORE = (execute_python_code.__doc__, execute_python_code.__name__)

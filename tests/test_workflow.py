@@ -14,13 +14,13 @@ import pytest
 
 from astuner import AstunerJob, Workflow, WorkflowOutput, WorkflowTask
 from astuner.errors import ConfigError, PluginError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.run_record import read_episode, read_index
 from astuner.schema import Episode, Task
 from astuner.task_runner.runner import TaskRunner
 from astuner.workflow import load_workflow, workflow_factory
+from tests.scripted_engine import ScriptedEngine
 
 TASK = WorkflowTask(Task("t", "What is 1 + 2?", metadata={"answer": "3"}), "train-000001-t-0")
 

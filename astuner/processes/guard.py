@@ -28,15 +28,13 @@ from typing import Any
 
 import psutil
 
-from astuner.system.process_tree import environment_variable
+from astuner.system.process_tree import end_processes, environment_variable, group_members
 
 DETACH = b"detach\n"
 _POLL_SECONDS = 0.1
-_TRACKER_SECONDS = 5.0
 # How long processes outside the group are waited for. Ray's agent ends up to 30 seconds after a Ray that was killed.
 _OUTSIDER_SECONDS = 10.0
 _OUTSIDER_SECONDS_ALONE = 40.0
-_RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 _PR_SET_PDEATHSIG = 1
 
 
@@ -68,7 +66,7 @@ def main() -> int:
         # Polled through psutil, which does not reap the process.
         while not (signals or pipe.is_abandoned() or psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE):
             pass
-        end_group(process.pid, command["grace"])
+        end_processes(lambda: group_members(process.pid), command["grace"])
         code = process.wait()
     return code if code >= 0 else 128 - code
 
@@ -129,47 +127,6 @@ def _remove(folder: str, variables: list[str], launcher: int) -> None:
 def _send(**message: object) -> None:
     with contextlib.suppress(OSError):
         os.write(2, json.dumps(message).encode() + b"\n")
-
-
-def end_group(group: int, grace: float) -> None:
-    """End a process group: send SIGTERM, and SIGKILL to the processes that still run after `grace` seconds.
-
-    Python's resource trackers get a few more seconds, in which they remove the shared memory that the other processes
-    of the group left in /dev/shm.
-    """
-    _signal_group(group, signal.SIGTERM)
-    if _wait_for_group(group, grace):
-        return
-    for pid in running_pids(group):
-        with contextlib.suppress(ProcessLookupError, PermissionError, psutil.Error):
-            if not any(_RESOURCE_TRACKER in word for word in psutil.Process(pid).cmdline()):
-                os.kill(pid, signal.SIGKILL)
-    if not _wait_for_group(group, _TRACKER_SECONDS):
-        _signal_group(group, signal.SIGKILL)
-
-
-def running_pids(group: int) -> list[int]:
-    """Return the processes of a group that have not ended."""
-    pids = []
-    for pid in psutil.pids():
-        with contextlib.suppress(OSError, psutil.Error):
-            if os.getpgid(pid) == group and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-                pids.append(pid)
-    return pids
-
-
-def _wait_for_group(group: int, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while running_pids(group):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_POLL_SECONDS)
-    return True
-
-
-def _signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # PermissionError: macOS, if all are zombies
-        os.killpg(group, number)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import IO, TextIO
 
 from astuner.errors import ServiceError
-from astuner.processes.guard import DETACH, end_group
+from astuner.processes.guard import DETACH
 from astuner.run_record.files import write_errors
 from astuner.system.child_process import start_module
+from astuner.system.process_tree import end_processes, group_members
 from astuner.system.redaction.output import RedactingStream
 from astuner.system.redaction.redactor import StreamRedactor, current_redactor, redact
 
@@ -119,7 +120,7 @@ class GuardedProcess:
             self._guard.kill()
             code = self._guard.wait()
         if code < 0:  # the guard was killed, and did not end the group
-            end_group(self.pid, self._grace)
+            end_processes(lambda: group_members(self.pid), self._grace)
         self._guard.stderr.close()
 
     def detach(self) -> None:

@@ -38,6 +38,7 @@ _MISSING = {
     "network": "the code can use the network (needs Linux with seccomp)",
     "processes": "the code sees other processes and its disk space is not limited (needs user namespaces)",
 }
+# A random folder would change the next answer of an agent that sees it.
 _SHOWN_FOLDER = "/tmp/sandbox"
 _MEMORY_POLL_SECONDS = 0.1
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
@@ -175,7 +176,7 @@ async def run_program(
         reported: dict[str, Any] = {}
         for line in report:
             reported |= ast.literal_eval(line.decode())
-    stdout, stderr = (_shown(output.text(fd), folder) for fd in (1, 2))
+    stdout, stderr = (output.text(fd).replace(folder, _SHOWN_FOLDER) for fd in (1, 2))
     return _result(reported, stdout, stderr, ended_by, timeout, limits)
 
 
@@ -183,11 +184,6 @@ def _readable() -> list[str]:
     """Return the paths of the host that a program may read."""
     packages = [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))]  # also above prefixes
     return [*_READABLE, *sorted({sys.prefix, sys.base_prefix, sys.exec_prefix, *packages})]
-
-
-def _shown(text: str, folder: str) -> str:
-    """Replace a random folder, which would change the next answer of an agent that sees it."""
-    return text.replace(folder, _SHOWN_FOLDER)
 
 
 def _result(

@@ -23,7 +23,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _KILL_SECONDS = 5.0
 # Python's resource trackers ignore SIGTERM. They end after the processes that use them, and then remove shared memory.
 _RESOURCE_TRACKER = "multiprocessing.resource_tracker"
-_TRACKER_SECONDS = 1.0
+_TRACKER_SECONDS = 3.0
 
 
 def child_pids(pid: int) -> list[int]:
@@ -117,6 +117,16 @@ def with_descendants(roots: Iterable[psutil.Process]) -> set[psutil.Process]:
     return found
 
 
+def group_members(group: int) -> set[psutil.Process]:
+    """Return the running processes of a process group."""
+    members = set()
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if os.getpgid(process.pid) == group and is_running(process):
+                members.add(process)
+    return members
+
+
 def end_processes(find: Callable[[], set[psutil.Process]], grace: float) -> set[psutil.Process]:
     """End processes: send SIGTERM, and SIGKILL to those that still run after `grace` seconds.
 
@@ -134,14 +144,11 @@ def end_processes(find: Callable[[], set[psutil.Process]], grace: float) -> set[
             return running
         for process in running:
             with contextlib.suppress(psutil.Error):
-                if now > term_until and not (now < term_until + _TRACKER_SECONDS and _is_resource_tracker(process)):
+                is_tracker = now > term_until and _RESOURCE_TRACKER in " ".join(process.cmdline())
+                if now > term_until + is_tracker * _TRACKER_SECONDS:
                     process.send_signal(signal.SIGKILL)
                 elif process not in terminated:
                     terminated.add(process)
                     process.send_signal(signal.SIGTERM)
         time.sleep(_POLL_SECONDS)
     return set()
-
-
-def _is_resource_tracker(process: psutil.Process) -> bool:
-    return any(_RESOURCE_TRACKER in word for word in process.cmdline())

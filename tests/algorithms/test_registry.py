@@ -7,12 +7,12 @@ from typing import get_args
 import pytest
 import torch
 
-from astuner.algorithms.docs_table import PARTS
 from astuner.algorithms.policy_batch import NO_CLIP, ClipRange
 from astuner.algorithms.registry import resolve
 from astuner.config.algorithm_settings import AlgorithmConfig
 from astuner.config.algorithms import ALGORITHMS, AlgorithmName
-from astuner.config.docs_tables import with_generated_parts
+from docs.algorithm_tables import PARTS
+from docs.key_tables import with_generated_parts
 
 PPO = ClipRange(0.2, 0.2)
 

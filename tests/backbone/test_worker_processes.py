@@ -20,7 +20,6 @@ from astuner.backbone.episode_workers.fork_server import SERVER_NAME
 from astuner.backbone.episode_workers.rollout import make_rollout, with_episodes
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.errors import BackboneError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Task, TaskSet
@@ -28,6 +27,7 @@ from astuner.system.process_tree import is_running
 from astuner.task_rollout.active_episodes import ActiveEpisodes
 from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from tests.launcher.liveness import running_after
+from tests.scripted_engine import ScriptedEngine
 
 AGENTS = Path(__file__).with_name("isolation_agents.py")
 SETTINGS = CallSettings(max_tokens=8, max_calls=5)
@@ -115,8 +115,9 @@ def test_the_stack_of_a_crash_is_recorded(rollout_of: Callable[..., TaskRollout]
 
 def test_a_blocked_interpreter_is_killed(rollout_of: Callable[..., TaskRollout], monkeypatch: pytest.MonkeyPatch):
     # One of them computes until it is killed.
-    monkeypatch.setattr("astuner.backbone.episode_workers.pool._GRACE_SECONDS", 1.0)
-    rollout = rollout_of("Harms", rollout__episode_timeout=3.0, task_judge__timeout=0.5)
+    for name in ("pool._GRACE_SECONDS", "handle._ABANDON_SECONDS", "handle._REPORT_SECONDS"):
+        monkeypatch.setattr(f"astuner.backbone.episode_workers.{name}", 1.0)
+    rollout = rollout_of("Harms", rollout__episode_timeout=1.5, task_judge__timeout=0.5)
     episodes = by_question(rollout.run(request("block", "match", *GOOD)))
     for harm, function in (("block", "block_interpreter"), ("match", "match_forever")):
         failed = episodes.pop(harm)

@@ -8,12 +8,12 @@ import pytest
 import yaml
 
 from astuner.config.canonical import ALIASES
-from astuner.config.docs_tables import DEFAULT_YAML, KEY_PARTS, PAGES, default_yaml, update_page, with_generated_parts
 from astuner.config.keys import dotted, schema
 from astuner.config.root import RunConfig
 from astuner.config.trainer_mapping import TrainerName, trainer_mapping
 from astuner.config.yaml_file import SHIPPED_FOLDER, read_yaml
 from astuner.errors import ConfigError
+from docs.key_tables import DEFAULT_YAML, KEY_PARTS, PAGES, default_yaml, update_page, with_generated_parts
 
 DOCS = Path(__file__).parents[2] / "docs/en"
 EMPTY = "".join(f"<!-- generated: {name} -->\n<!-- end of {name} -->\n" for name in KEY_PARTS)

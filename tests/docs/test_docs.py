@@ -37,7 +37,6 @@ from astuner.cli.main import astuner as command
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.loading import load_config
 from astuner.config.services import BUILT_IN_SERVICES, ServiceConfig
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.run_record import read_metrics, read_summary
@@ -46,6 +45,7 @@ from astuner.schema import Task, WorkflowTask
 from astuner.task_judge.math_answer_as_judge import MathAnswerAsJudge
 from astuner.task_runner.runner import TaskRunner
 from astuner.workflow import workflow_factory
+from tests.scripted_engine import ScriptedEngine
 
 ROOT = Path(__file__).parents[2]
 GUIDE = ROOT / "docs/en"

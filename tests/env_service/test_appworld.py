@@ -14,12 +14,12 @@ from astuner.config.loading import load_config
 from astuner.env_service import Environment, load_environment
 from astuner.env_service.validation import service_client
 from astuner.errors import EnvError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import EnvTask, Task, WorkflowTask
 from astuner.task_judge.env_service_as_judge import EnvServiceJudge
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 from tutorial.example_appworld.appworld import ExampleAgentScopeLearnProtocol
 
 SUPERVISOR = {"first_name": "Ada", "last_name": "Byron", "email": "ada@mail.com", "phone_number": "555"}

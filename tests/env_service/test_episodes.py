@@ -17,7 +17,6 @@ from astuner.backbone.episode_workers.rollout import make_rollout, with_episodes
 from astuner.backbone.training.run_inputs import RunInputs
 from astuner.config.data import EnvServiceConfig, TaskReaderConfig
 from astuner.errors import TaskDataError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Task, TaskSet
@@ -26,6 +25,7 @@ from astuner.task_rollout.active_episodes import ActiveEpisodes
 from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from tests.env_service import players
 from tests.env_service.services import Service, serving, wait_until
+from tests.scripted_engine import ScriptedEngine
 
 PLAYERS = Path(players.__file__)
 JUDGE = "astuner.task_judge.env_service_as_judge->EnvServiceJudge"

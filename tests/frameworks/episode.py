@@ -7,12 +7,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from astuner import ModelTuner, WorkflowTask
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Task
 from astuner.task_runner.runner import TaskRunner
 from astuner.workflow import FunctionWorkflow
+from tests.scripted_engine import ScriptedEngine
 
 SYSTEM = "Use the tool for every sum."
 QUESTIONS = ("What are 1 + 2, 3 + 4 and 5 + 6?", "Now write a poem about it.")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from astuner.gateway.http_server import Gateway
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Completion, SamplingParams
+from tests.scripted_engine import ScriptedEngine
 
 MakeTuner = Callable[..., ModelTuner]
 

@@ -22,7 +22,6 @@ from astuner.context_tracker.merge import build_samples
 from astuner.errors import ModelError
 from astuner.gateway import routes
 from astuner.gateway.http_server import Gateway
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.answers import ChatAnswer, as_message
 from astuner.model_tuner.codec import ParsedAnswer, ToolCall
 from astuner.model_tuner.http_api.dialects import DIALECTS, from_json, to_json
@@ -30,6 +29,7 @@ from astuner.model_tuner.messages import message_digest, normalise
 from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Completion, LlmCall, SamplingParams
 from tests.gateway.conftest import MakeTuner
+from tests.scripted_engine import ScriptedEngine
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "number"}}, "required": ["a", "b"]}
 THINKING = "<think>\nTwo sums at once.\n</think>\n\n"

@@ -16,7 +16,6 @@ from openai import AsyncOpenAI, OpenAI
 
 from astuner.config.data import TaskJudgeConfig
 from astuner.errors import ModelError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.targets import FrozenModel, Targets
@@ -28,6 +27,7 @@ from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from astuner.task_runner.runner import TaskRunner
 from astuner.workflow import Workflow
+from tests.scripted_engine import ScriptedEngine
 
 HI: list[Any] = [{"role": "user", "content": "hi"}]
 

@@ -15,12 +15,12 @@ import uvicorn
 
 from astuner.launcher.chat import unlimited_calls
 from astuner.launcher.serve import ServedModel, create_app
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import SamplingParams
 from astuner.system.localhost import listen
 from astuner.task_sources.tracing.reader import read_traces
 from astuner.task_sources.tracing.trace import Feedback
+from tests.scripted_engine import ScriptedEngine
 
 KEY = "sk-" + "canary4Zb81kQpXw7Lr2Tn5Vy9" * 2
 TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]

@@ -11,11 +11,11 @@ import pytest
 from astuner.context_tracker.audit import certificate
 from astuner.context_tracker.merge import build_samples
 from astuner.errors import CallLimitError, InvalidRequestError, UnsupportedParameterError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings, ChatOptions
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import SamplingParams
+from tests.scripted_engine import ScriptedEngine
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
 HI = [{"role": "user", "content": "hi"}]

@@ -16,11 +16,11 @@ from astuner.context_tracker.audit import certificate
 from astuner.context_tracker.merge import build_samples
 from astuner.errors import CallLimitError, UnsupportedParameterError
 from astuner.llm_engine.embedded.engine import EmbeddedEngine
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings, ChatOptions
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Completion, SamplingParams
+from tests.scripted_engine import ScriptedEngine
 
 HI = [{"role": "user", "content": "hi"}]
 

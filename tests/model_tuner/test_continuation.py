@@ -11,12 +11,12 @@ import pytest
 from astuner.context_tracker.audit import certificate
 from astuner.context_tracker.merge import build_samples
 from astuner.errors import WorkflowError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import LlmCall
 from tests.model_tuner.templates import FAMILIES, Family
+from tests.scripted_engine import ScriptedEngine
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
 CALLS = [{"name": "add", "arguments": {"a": 1, "b": 2}}, {"name": "add", "arguments": {"a": 3, "b": 4}}]

@@ -13,13 +13,13 @@ from pydantic import BaseModel
 
 from astuner import ModelTuner, WorkflowTask
 from astuner.gateway.http_server import Gateway
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.schema import Completion, Episode, SamplingParams, Task
 from astuner.task_runner.runner import TaskRunner
 from astuner.workflow import FunctionWorkflow
+from tests.scripted_engine import ScriptedEngine
 
 ADD = {
     "type": "function",

@@ -16,11 +16,11 @@ from fastapi import FastAPI, Request
 from astuner.context_tracker.audit import certificate
 from astuner.context_tracker.merge import build_samples
 from astuner.errors import WorkflowError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.model_tuner.tuner import ModelTuner
+from tests.scripted_engine import ScriptedEngine
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
 

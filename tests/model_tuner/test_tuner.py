@@ -11,10 +11,10 @@ import pytest
 from astuner.context_tracker.audit import certificate
 from astuner.context_tracker.merge import build_samples
 from astuner.errors import AgentMadness, CallLimitError, ContextLengthError, WorkflowError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
+from tests.scripted_engine import ScriptedEngine
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>'

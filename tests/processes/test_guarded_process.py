@@ -8,8 +8,8 @@ from pathlib import Path
 
 import psutil
 
-from astuner.processes.guard import running_pids
 from astuner.processes.guarded_process import GuardedProcess, TempDir
+from astuner.system.process_tree import group_members
 
 STUBBORN = """
 import os, signal, sys, tempfile, time
@@ -30,7 +30,7 @@ def test_a_killed_process_leaves_nothing() -> None:
     process.end()
     assert not (Path("/dev/shm") / memory).exists()
     assert not Path(tmp).parent.exists()
-    assert running_pids(process.pid) == []
+    assert group_members(process.pid) == set()
     assert process.exit_code == 128 + 9
     process.output.close()
 
@@ -64,8 +64,8 @@ def test_a_detached_process_runs_until_its_guard_is_signalled(tmp_path: Path) ->
     assert process.output is None
     process.detach()
     process.end()  # has no effect any more
-    assert running_pids(process.pid) == [process.pid]
+    assert {member.pid for member in group_members(process.pid)} == {process.pid}
     guard = psutil.Process(process.guard_pid)
     guard.terminate()
     assert guard.wait(30) is not None
-    assert running_pids(process.pid) == []
+    assert group_members(process.pid) == set()

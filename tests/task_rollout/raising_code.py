@@ -12,7 +12,6 @@ from typing import Any
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Task
@@ -20,6 +19,7 @@ from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 
 
 class OwnBaseError(BaseException):

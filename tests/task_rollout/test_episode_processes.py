@@ -18,7 +18,6 @@ from loguru import logger
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
@@ -29,6 +28,7 @@ from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_rollout.rollout import BatchRequest, OnEpisode, TaskRollout
 from astuner.task_rollout.statistics import batch_metrics
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 from tests.task_rollout.process_starts import (
     STARTS,
     Start,

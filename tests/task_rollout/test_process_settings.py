@@ -28,7 +28,6 @@ import torch
 from loguru import logger
 
 from astuner import ModelTuner, Workflow, WorkflowOutput, WorkflowTask
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Task
@@ -36,6 +35,7 @@ from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_rollout.process_settings import ProcessSettings
 from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 
 
 def run(tokenizer: Any, bodies: dict[str, Callable[[], Any]]) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from loguru import logger
 
 from astuner import Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
@@ -28,6 +27,7 @@ from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_rollout.episodes_here import EpisodesHere
 from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 
 TASKS = [Task(f"t{i}", f"question {i}") for i in range(5)]
 attempts: Counter[str] = Counter()

@@ -14,7 +14,6 @@ from astuner import AgentStep, Workflow, WorkflowOutput, WorkflowTask
 from astuner.config.data import TaskJudgeConfig
 from astuner.context_tracker.audit import certificate
 from astuner.errors import UnscoredError, WorkflowError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.targets import Targets
@@ -22,6 +21,7 @@ from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Episode, Judgement, Task
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 
 
 class TwoAgents(Workflow):

@@ -20,13 +20,13 @@ from astuner.context_tracker.merge import MergeMode, build_samples
 from astuner.debugging.deadlines import deadline
 from astuner.env_service.episodes import EpisodeEnvironments
 from astuner.errors import CallLimitError, EpisodeStopped
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
 from astuner.schema import Episode, LlmCall, Sample, Task
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 
 TASK = WorkflowTask(Task("t", "What is 1 + 2?", metadata={"answer": "3"}), "train-000001-t-0")
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from astuner.config.loading import load_config
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_judge.countdown_as_judge import countdown_expression, evaluate_expression
 from astuner.task_judge.judge_base import make_judge
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 from tutorial.example_countdown import prepare_data, prepare_model
 from tutorial.example_countdown.countdown_agent import CountdownWorkflow
 

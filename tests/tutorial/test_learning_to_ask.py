@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from astuner.config.loading import load_config
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_judge.judge_base import make_judge
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 from tutorial.example_learning_to_ask import clinic, prepare_data, prepare_model
 from tutorial.example_learning_to_ask.clinic import RULES, TOPICS, RuleBasedPatient, departments, needed_topics
 from tutorial.example_learning_to_ask.learning_to_ask import MAX_TURNS, LearningToAsk, LearningToAskAnLlm

@@ -12,12 +12,12 @@ import pytest
 from astuner.config.data import TaskJudgeConfig
 from astuner.config.loading import load_config
 from astuner.context_tracker.audit import certificate
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_judge.math_answer_as_judge import MathAnswerAsJudge
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 from tutorial.example_math_agent.math_agent import MathAgentWorkflow
 from tutorial.example_math_agent.prepare_data import make_splits
 

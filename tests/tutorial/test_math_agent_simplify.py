@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.schema import Episode, Task, WorkflowTask
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 from tutorial.example_math_agent.math_agent_simplify import MathToolWorkflow
 
 CALL = '<tool_call>\n{"name": "execute_python_code", "arguments": {"code": "print(19 + 23)"}}\n</tool_call>'

@@ -18,7 +18,6 @@ from astuner.config.loading import load_config
 from astuner.context_tracker.audit import certificate
 from astuner.context_tracker.merge import build_samples
 from astuner.errors import ModelError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
@@ -26,6 +25,7 @@ from astuner.plugin import load_object
 from astuner.schema import Episode, LlmCall, SamplingParams, Task, WorkflowTask
 from astuner.task_judge.judge_base import make_judge
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 from tutorial.example_real_model import agents, prepare_model, smollm2, tasks
 from tutorial.tiny_tokenizer import CHAT_TEMPLATE
 

@@ -9,13 +9,13 @@ import pytest
 
 from astuner.cli.main import astuner
 from astuner.context_tracker.audit import certificate
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.run_record import read_episode, read_index
 from astuner.schema import Episode, Task, WorkflowTask
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 from tutorial.example_solver_critic.solver_critic import SolverAndCritic
 
 ROOT = Path(__file__).parents[2]

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from astuner.cli.main import astuner
 from astuner.config.loading import load_config
 from astuner.context_tracker.audit import certificate
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.targets import FrozenModel, Targets
 from astuner.run_record import read_episode, read_index
 from astuner.schema import Episode, SamplingParams, Task, WorkflowTask
 from astuner.task_runner.runner import TaskRunner
+from tests.scripted_engine import ScriptedEngine
 from tutorial.example_werewolves import game, prepare_data, prepare_model
 from tutorial.example_werewolves.game import SEER, VILLAGER, WEREWOLF, Ask, Result, Roles, Tell
 from tutorial.example_werewolves.werewolves import Werewolves

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from astuner.context_tracker.merge import build_samples
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
@@ -18,6 +17,7 @@ from astuner.run_record.record import RunRecord
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, Judgement, LlmCall, Task
 from astuner.task_rollout.statistics import tokens_of
+from tests.scripted_engine import ScriptedEngine
 
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call><|im_end|>'

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -26,7 +26,6 @@ from astuner.backbone.trinity.coordinator import (
 from astuner.backbone.trinity.engines import current_weights
 from astuner.backbone.trinity.episode_runner import EpisodeRunner
 from astuner.errors import AstunerError, BackboneError
-from astuner.schema import Task as AgentTask
 from astuner.task_rollout.rollout import BatchRequest
 
 _POLL_SECONDS = 0.1
@@ -102,18 +101,18 @@ def _trinity_tasks(batch: TaskBatch, *, is_eval: bool) -> list[Task]:
         Task(
             workflow=EpisodeWorkflow,
             repeat_times=repeats,
-            raw_task={_REQUEST: _share(request, tasks[start // repeats : -(-end // repeats)], episodes[start:end])},
+            raw_task={
+                _REQUEST: replace(
+                    request,
+                    tasks=tasks[start // repeats : -(-end // repeats)],
+                    only=frozenset((task.task_id, repeat) for task, repeat in episodes[start:end]),
+                )
+            },
             is_eval=is_eval,
             index={_FIRST_TASK: start // repeats},
         )
         for start, end in pairwise(bounds)
     ]
-
-
-def _share(
-    request: BatchRequest, tasks: Sequence[AgentTask], episodes: Sequence[tuple[AgentTask, int]]
-) -> BatchRequest:
-    return replace(request, tasks=tasks, only=frozenset((task.task_id, repeat) for task, repeat in episodes))
 
 
 class EpisodeWorkflow(Workflow):

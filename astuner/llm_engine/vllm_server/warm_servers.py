@@ -21,7 +21,7 @@ import psutil
 
 from astuner.errors import ServiceError
 from astuner.llm_engine.vllm_server.settings import VllmSettings
-from astuner.processes.guard import end_group, running_pids
+from astuner.system.process_tree import end_processes, group_members
 
 GRACE_SECONDS = 10.0
 """Time between SIGTERM and SIGKILL. vLLM stops several processes one after another."""
@@ -85,10 +85,10 @@ class WarmServer:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.guard.pid, signal.SIGTERM)
             deadline = time.monotonic() + GRACE_SECONDS + 10
-            while (self.guard.runs(_GUARD) or running_pids(self.server.pid)) and time.monotonic() < deadline:
+            while (self.guard.runs(_GUARD) or group_members(self.server.pid)) and time.monotonic() < deadline:
                 time.sleep(0.1)
         if self.lives():  # the guard was killed
-            end_group(self.server.pid, GRACE_SECONDS)
+            end_processes(lambda: group_members(self.server.pid), GRACE_SECONDS)
         _state_file(self.settings.port).unlink(missing_ok=True)
 
     def write(self) -> None:

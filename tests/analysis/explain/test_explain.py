@@ -15,7 +15,6 @@ from pydantic import BaseModel
 from astuner.config.root import AstunerConfig
 from astuner.context_tracker.merge import build_samples, limit_samples
 from astuner.diagnostics.prompt_checks import fix_for
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.tuner import ModelTuner
@@ -24,6 +23,7 @@ from astuner.run_record.updates import SampleUpdate, count_trained_tokens
 from astuner.schema import Anomaly, Episode, EpisodeStatus, ForkCause, Judgement, LlmCall, Task
 from astuner.task_rollout.statistics import tokens_of
 from tests.launcher.conftest import Command
+from tests.scripted_engine import ScriptedEngine
 
 SECRET = "plainlooking-0a1b2c3d"
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "", "parameters": {"type": "object"}}}]

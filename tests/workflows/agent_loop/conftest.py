@@ -11,7 +11,6 @@ import pytest
 
 from astuner.env_service import Environment
 from astuner.errors import EnvError
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.targets import Targets
@@ -29,6 +28,7 @@ from astuner.schema import (
 from astuner.task_judge.judge_base import BaseJudge
 from astuner.task_runner.runner import TaskRunner
 from astuner.workflows.agent_loop.workflow import EnvWorkflow, LoopSettings
+from tests.scripted_engine import ScriptedEngine
 
 
 class Corridor(Environment):

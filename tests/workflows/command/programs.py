@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from astuner.config.workflow import WorkflowConfig
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec
 from astuner.model_tuner.targets import Targets
@@ -21,6 +20,7 @@ from astuner.task_rollout.rollout import BatchRequest, TaskRollout
 from astuner.task_runner.runner import TaskRunner
 from astuner.workflows.command.program import AgentProgram
 from astuner.workflows.command.workflow import CommandWorkflow
+from tests.scripted_engine import ScriptedEngine
 
 CALL = """
 import json, os, urllib.request

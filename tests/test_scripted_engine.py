@@ -8,8 +8,8 @@ import pytest
 
 from astuner.errors import ContextLengthError, ModelError
 from astuner.llm_engine.protocol import LlmEngine
-from astuner.llm_engine.scripted import ScriptedEngine
 from astuner.schema import Completion, SamplingParams
+from tests.scripted_engine import ScriptedEngine
 
 
 def echo(prompt, params):
@@ -82,7 +82,7 @@ async def test_calls_interleave():
 
 def test_protocol_and_script_need_no_torch():
     code = (
-        "import sys, astuner.llm_engine, astuner.llm_engine.protocol, astuner.llm_engine.scripted;"
+        "import sys, astuner.llm_engine, astuner.llm_engine.protocol, tests.scripted_engine;"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,4 +1,4 @@
-"""Resolve the lock files: `python -m astuner.installer.locking [--upgrade] [NAME…]` (`make locks`).
+"""Resolve the lock files: `python .ci/locks.py [--upgrade] [NAME…]` (`make locks`).
 
 Runs in a checkout and needs uv, which uses its own configuration of the package index. The present versions are
 preferred, or the versions in constraints.txt for a new lock file.
@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from astuner.installer.env_specs import ENV_SPECS, EnvSpec, env_spec_named
 
 _PYTHON = "3.11"
-_CHECKOUT = Path(__file__).resolve().parents[2]
+_CHECKOUT = Path(__file__).resolve().parents[1]
 
 
 @click.command()

@@ -1,4 +1,4 @@
-"""Generate `astuner_default.yaml` and the docs' tables of keys: `python -m astuner.config.docs_tables docs/en`.
+"""Generate `astuner_default.yaml` and the docs' tables of keys: `python -m docs.key_tables docs/en`.
 
 A generated part of a page is between `<!-- generated: NAME -->` and `<!-- end of NAME -->`.
 """

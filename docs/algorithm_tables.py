@@ -1,4 +1,4 @@
-"""Write the tables of docs/en/algorithms.md: `python -m astuner.algorithms.docs_table docs/en/algorithms.md`."""
+"""Write the tables of docs/en/algorithms.md: `python -m docs.algorithm_tables docs/en/algorithms.md`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 from astuner.config.algorithms import ALGORITHMS
 from astuner.config.corrections import CORRECTIONS
-from astuner.config.docs_tables import table, update_page
 from astuner.config.keys import parts, schema
+from docs.key_tables import table, update_page
 
 _HEADER = (
     "`adv_estimator`",
