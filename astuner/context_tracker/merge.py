@@ -10,6 +10,7 @@ import hashlib
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import groupby, islice, pairwise, takewhile
 from typing import Literal
 
@@ -159,7 +160,7 @@ def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
     rows: list[_Row] = []
     # Calls are visited in reverse order, so the rows that a sequence is a prefix of are the most recent ones.
     for (encoded, _), alike in groupby(reversed(ordered), key=lambda pair: (pair[0], len(pair[1].prompt_ids))):
-        with_prefix = takewhile(lambda row, prefix=encoded: row.encoded.startswith(prefix), reversed(rows))
+        with_prefix = takewhile(partial(_has_prefix, encoded), reversed(rows))
         row_of: dict[tuple[tuple[float, ...], _TrainingKey], _Row] = {}
         rejecting: list[_Row] = []
         for _, call in alike:
@@ -173,6 +174,10 @@ def _leaf_rows(ordered: Sequence[tuple[bytes, LlmCall]]) -> list[_Row]:
             row_of[key] = row
     rows.reverse()
     return rows
+
+
+def _has_prefix(encoded: bytes, row: _Row) -> bool:
+    return row.encoded.startswith(encoded)
 
 
 def _first_accepting(call: LlmCall, rejecting: list[_Row], others: Iterator[_Row]) -> _Row | None:
