@@ -1,5 +1,7 @@
 """Import of the user's classes and functions from `package.module->Name` or `some/file.py->Name`.
 
+`package.module:Name` means the same, and needs no quotes in a shell.
+
 A module is searched for in the given folders first (the working directory, the folder of the YAML file), then among the
 installed modules. The folders are added to `sys.path`, so that the files in them import each other as usual.
 """
@@ -23,6 +25,23 @@ from astuner.debugging.tracebacks import traceback_of
 from astuner.errors import PluginError, did_you_mean, short_repr
 
 T = TypeVar("T")
+
+_EXTRAS = {
+    "agents": "openai-agents",
+    "autogen_agentchat": "autogen",
+    "autogen_ext": "autogen",
+    "google.adk": "google-adk",
+    "langchain_openai": "langgraph",
+    "langgraph": "langgraph",
+    "pydantic_ai": "pydantic-ai",
+    "gymnasium": "gymnasium",
+    "minigrid": "minigrid",
+    "reasoning_gym": "reasoning-gym",
+    "textarena": "textarena",
+    "smolagents": "smolagents",
+    "anthropic": "anthropic",
+}
+"""By module: the extra of astuner that installs it."""
 
 
 def load_class(path: str, base: type[T], *, search: Sequence[Path] = ()) -> type[T]:
@@ -62,8 +81,8 @@ def load_object(path: str, *, search: Sequence[Path] = ()) -> object:
     Raises:
         PluginError: If the path is malformed, the module does not exist or raises on import, or has no such name.
     """
-    module_name, arrow, name = (part.strip() for part in path.partition("->"))
-    if not (module_name and arrow and name.isidentifier()):
+    module_name, name = _module_and_name(path)
+    if not (module_name and name.isidentifier()):
         raise PluginError(
             f"{short_repr(path)} is not of the form `package.module->Name` or `some/file.py->Name`; {_arrow_hint(path)}"
         )
@@ -85,12 +104,18 @@ def load_object(path: str, *, search: Sequence[Path] = ()) -> object:
         raise _import_failed(path, module_name, error) from error
 
 
+def _module_and_name(path: str) -> tuple[str, str]:
+    """Split `module->Name` or `module:Name`; the name is empty if the path is neither."""
+    module, _, name = path.partition("->") if "->" in path else path.rpartition(":")
+    return module.strip(), name.strip()
+
+
 def imported_packages(path: str, search: Sequence[Path] = ()) -> list[str]:
     """Return what the module at `path` imports from installed packages at its top level, without importing it.
 
     Each is the name of a module, or `module:name` (see `pkgutil.resolve_name`).
     """
-    module = path.partition("->")[0].strip()
+    module, _ = _module_and_name(path)
     if (file := _file_of(module, [Path(folder).resolve() for folder in search])) is None:
         return []
     try:
@@ -129,7 +154,7 @@ def reject_missing(path: str, *, search: Sequence[Path] = ()) -> None:
     Raises:
         PluginError: If the path is malformed, or there is no such file, module or name.
     """
-    module, _, name = (part.strip() for part in path.partition("->"))
+    module, name = _module_and_name(path)
     folders = [Path(folder).resolve() for folder in search]
     file = _file_of(module, folders)
     is_file_path = module.endswith(".py") or "/" in module
@@ -183,7 +208,9 @@ def raised_at(error: BaseException, within: Path | None = None) -> str:
 
 def _arrow_hint(path: str) -> str:
     """Return how to write a path without an arrow, such as `package.module.Name`."""
-    module, separator, name = path.strip().rpartition(":" if ":" in path else ".")
+    if path.endswith("-"):
+        return f"a shell takes `>` for a redirection of the output: write '{path}>Name' in quotes, or {path[:-1]}:Name"
+    module, separator, name = path.strip().rpartition(".")
     if separator and name.isidentifier() and name != "py" and module.replace(".", "").replace("/", "").isidentifier():
         return f"did you mean `{module}->{name}`?"
     return "for example `agent->Agent` for class Agent in agent.py"
@@ -290,7 +317,10 @@ def _is_missing(dotted: str, error: BaseException) -> bool:
 
 def _import_failed(path: str, module: str, error: BaseException, folder: Path | None = None) -> PluginError:
     reason = f"{type(error).__name__}: {error}"
-    return PluginError(f"`{path}`: importing {module} raised {reason} (at {raised_at(error, folder)}).")
+    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name is not None else ""
+    extra = _EXTRAS.get(missing) or _EXTRAS.get(missing.partition(".")[0])
+    install = f' It needs: pip install "astuner[{extra}]".' if extra is not None else ""
+    return PluginError(f"`{path}`: importing {module} raised {reason} (at {raised_at(error, folder)}).{install}")
 
 
 def _module_file(folder: Path, dotted: str) -> Path | None:

@@ -47,7 +47,9 @@ def astuner() -> None:
 @astuner.command(cls=ServicesCommand)
 @CONF
 @BACKBONE
-@click.option("--model", metavar="PATH", help="Override astuner.model.path: folder or Hugging Face name of the model.")
+@click.option(
+    "--model", metavar="PATH", help="Override astuner.model.path: folder or Hugging Face name of the model, or a run."
+)
 @click.option("--validation", is_flag=True, help="Roll out validation tasks. Only with --backbone=debug.")
 @click.option(
     "--keep-engine",
@@ -75,7 +77,7 @@ def train(
     With --backbone=debug, roll out a few episodes without training.
     """
     if model is not None:
-        overrides = (*overrides, f"astuner.model.path={quoted(model)}")
+        overrides = (*overrides, f"astuner.model.path={quoted(_of_run(model, exp_dir))}")
     launcher = load_launcher(conf, overrides, backbone, exp_dir, services)
     if launcher.config.astuner.backbone == "debug":
         launcher.debug("val" if validation else "train", keep_engine=keep_engine, shown=show)
@@ -91,7 +93,11 @@ def train(
 
 @astuner.command(name="eval", cls=ServicesCommand)
 @CONF
-@click.option("--model", metavar="PATH", help="Folder or Hugging Face name of the model. [default: astuner.model.path]")
+@click.option(
+    "--model",
+    metavar="PATH",
+    help="Folder or Hugging Face name of the model, or the run that tuned it. [default: astuner.model.path]",
+)
 @click.option("--tasks", type=click.IntRange(min=1), help="Number of validation tasks, from the first. [default: all]")
 @BACKBONE
 @DEBUGGER
@@ -108,7 +114,15 @@ def evaluate(
     overrides: tuple[str, ...],
 ) -> None:
     """Evaluate a model on the validation tasks."""
+    model = None if model is None else _of_run(model, exp_dir)
     load_launcher(conf, overrides, backbone, exp_dir, services).evaluate(model, tasks)
+
+
+def _of_run(model: str, exp_dir: str) -> str:
+    """Return the folder of the model that a run tuned, if `model` is a run, else `model`."""
+    from astuner.run_record.recorded_run import model_of_run
+
+    return str(model_of_run(model, Path(exp_dir)) or model)
 
 
 def load_launcher(
