@@ -199,17 +199,17 @@ def parse_overrides(overrides: Sequence[str]) -> CommandLine:
     """Parse overrides by Hydra's grammar, without a check of their keys."""
     result = CommandLine()
     parser = OverridesParser.create()
-    for line in overrides:
-        if digits := _LONG_NUMBER.search(line):
-            result.reject(f"{line.partition('=')[0]} {too_long(digits[0])}")
+    for given in overrides:
+        if digits := _LONG_NUMBER.search(given):
+            result.reject(f"{given.partition('=')[0]} {too_long(digits[0])}")
             continue
         try:
-            override, line = _parsed(parser, line)
+            override, line = _parsed(parser, given)
         except HydraException as error:
-            result.reject(_not_parsed(line, error))
+            result.reject(_not_parsed(given, error))
             continue
         if override.is_sweep_override():
-            result.reject(f"{line!r} gives several values; write a list as key=[a,b], text as \"key='a,b'\"")
+            result.reject(f"{given!r} gives several values; write a list as key=[a,b], text as \"key='a,b'\"")
         elif override.is_hydra_override() and override.key_or_group != _SEARCH_PATH:
             result.reject(f"{override.key_or_group} has no effect; remove it")
         elif override.is_hydra_override():
