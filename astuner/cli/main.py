@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Sequence
@@ -147,6 +148,8 @@ def main() -> None:
     Exit codes: 0 for success, 1 for an error (printed as one message), 2 for an invalid command line, 130 for Ctrl-C,
     128 + n if signal n ended the command (143 for SIGTERM).
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # of a terminal or pipe whose encoding may lack `→`
+        sys.stdout.reconfigure(errors="backslashreplace")
     with terminate_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
         code = _run(received)
     sys.exit(code)

@@ -189,7 +189,7 @@ def test_completion_is_installed_once(
     if shell == "bash":
         (tmp_path / ".bashrc").write_text("alias a=b")
     for _ in range(2):
-        assert CliRunner().invoke(command, ["completion"]).exit_code == 0
+        assert CliRunner().invoke(command, ["completion", "--install"]).exit_code == 0
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
     assert written == files
     if shell == "bash":
@@ -198,7 +198,7 @@ def test_completion_is_installed_once(
         assert "completion.bash" in second
         script = (tmp_path / ".local/share/astuner/completion.bash").read_text()
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    printed = CliRunner().invoke(command, ["completion", "--print", shell]).output
+    printed = CliRunner().invoke(command, ["completion", shell]).output
     assert "_ASTUNER_COMPLETE" in printed
 
 
