@@ -271,11 +271,7 @@ def _import_file(path: str, dotted: str, file: Path, folder: Path, folders: list
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
         return main  # A script that names its own class must not run a second time.
-    # After the standard library, whose modules keep their names, and before the installed packages.
-    packages = [i for i, entry in enumerate(sys.path) if entry.endswith(("site-packages", "dist-packages"))]
-    position = packages[0] if packages else len(sys.path)
-    present = {Path(entry).resolve() for entry in sys.path[:position]}  # an editable install comes after the packages
-    sys.path[position:position] = [str(new) for new in dict.fromkeys([folder, *folders]) if new not in present]
+    _search_first(list(dict.fromkeys([folder, *folders])))
     _prefer_folder(dotted.partition(".")[0], folder, folders)
     try:
         module = importlib.import_module(dotted)
@@ -292,6 +288,24 @@ def _import_file(path: str, dotted: str, file: Path, folder: Path, folders: list
         f"`{path}`: Python imports the module name `{imported.__name__}` from {imported.__file__ or 'elsewhere'},"
         f" not from {folder}; rename one of them."
     )
+
+
+def _search_first(folders: list[Path]) -> None:
+    """Put folders at the beginning of `sys.path`, where Python puts a script's: before the folders of PYTHONPATH.
+
+    A folder with a module that has the name of one of the standard library comes after that library, and before the
+    installed packages.
+    """
+    library = sys.stdlib_module_names
+    modules = {
+        folder: [*folder.glob("*.py"), *(file.parent for file in folder.glob("*/__init__.py"))] for folder in folders
+    }
+    later = [folder for folder in folders if any(module.stem in library for module in modules[folder])]
+    rest = [entry for entry in sys.path if not entry or Path(entry).resolve() not in folders]
+    packages = (i for i, entry in enumerate(rest) if entry.endswith(("site-packages", "dist-packages")))
+    position = next(packages, len(rest))
+    rest[position:position] = map(str, later)
+    sys.path[:] = [*(str(folder) for folder in folders if folder not in later), *rest]
 
 
 def _prefer_folder(package: str, folder: Path, folders: list[Path]) -> None:
