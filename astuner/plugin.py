@@ -14,6 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
@@ -152,7 +153,7 @@ def reject_missing(path: str, *, search: Sequence[Path] = ()) -> None:
     """Raise the error of `load_object` if the object cannot exist. Otherwise, its module is not imported.
 
     Raises:
-        PluginError: If the path is malformed, or there is no such file, module or name.
+        PluginError: If the path is malformed, or there is no such file, module or name, or the file is not Python.
     """
     module, name = _module_and_name(path)
     folders = [Path(folder).resolve() for folder in search]
@@ -160,9 +161,13 @@ def reject_missing(path: str, *, search: Sequence[Path] = ()) -> None:
     is_file_path = module.endswith(".py") or "/" in module
     if file is None and not is_file_path and PathFinder.find_spec(module.partition(".")[0]) is not None:
         return  # An installed package. Its modules are found by importing it.
-    # A name that occurs nowhere in its module can only come from a star import or `__getattr__`.
-    if file is None or not re.search(rf"\b{re.escape(name)}\b|import +\*|__getattr__".encode(), file.read_bytes()):
-        load_object(path, search=search)
+    code = b"" if file is None else file.read_bytes()
+    with suppress(SyntaxError, ValueError):  # a null byte
+        ast.parse(code)
+        # A name that occurs nowhere in its module can only come from a star import or `__getattr__`.
+        if re.search(rf"\b{re.escape(name)}\b|import +\*|__getattr__".encode(), code):
+            return
+    load_object(path, search=search)
 
 
 def load_function(path: str, *, search: Sequence[Path] = ()) -> Callable[..., Any]:
