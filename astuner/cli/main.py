@@ -120,10 +120,11 @@ def evaluate(
 
 
 def _of_run(model: str, exp_dir: str) -> str:
-    """Return the folder of the model that a run tuned, if `model` is a run, else `model`."""
-    from astuner.run_record.recorded_run import model_of_run
-
-    return str(model_of_run(model, Path(exp_dir)) or model)
+    """Return the folder of the model that a run tuned, if `model` is the name of a run, else `model`."""
+    folder = Path(exp_dir, model)
+    if Path(model).exists() or not (folder / "environment.json").exists():
+        return model
+    return str(folder / "model" if (folder / "model").exists() else folder)
 
 
 def load_launcher(

@@ -20,13 +20,13 @@ from astuner.backbone.training.run_inputs import call_settings, model_path
 from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import AstunerConfig
 from astuner.debugging.breakpoints import active_breakpoints
-from astuner.errors import AstunerError, ConfigError
+from astuner.errors import AstunerError, ConfigError, ModelError, RecordError
 from astuner.launcher.console import filtered_output, make_console
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.model_tuner.chat_options import CallSettings
 from astuner.model_tuner.codec import ChatCodec, load_tokenizer
 from astuner.model_tuner.tuner import ModelTuner
-from astuner.run_record.recorded_run import RecordedRun, find_run, model_of_run
+from astuner.run_record.recorded_run import RecordedRun, find_run
 from astuner.schema import Message, Task, WorkflowOutput, WorkflowTask
 from astuner.system.control_characters import escape_control_characters
 from astuner.system.redaction.redactor import redact
@@ -83,8 +83,15 @@ def find_model(name: str, exp_dir: Path) -> tuple[str, str]:
     `name` is a run, a folder, a Hugging Face name, or `package.module->function`. RecordError, ModelError: there is
     no such run or model, or the run has no model.
     """
-    if (folder := model_of_run(name, exp_dir)) is not None:
-        renderer = RecordedRun(folder.parent).config.get("astuner.model.renderer")
+    with contextlib.suppress(RecordError):
+        run = find_run(name, exp_dir)
+        folder, config = run / "model", RecordedRun(run).config
+        if not folder.is_dir():
+            raise ModelError(
+                f"the run {name!r} has no model yet, because it has not ended; to talk to its starting model, pass "
+                f"--model {config.get('astuner.model.path')}"
+            )
+        renderer = config.get("astuner.model.renderer")
         return str(folder), renderer if isinstance(renderer, str) else "auto"
     if not Path(name).exists() and "/" not in name and "->" not in name:
         find_run(name, exp_dir)  # names of models on Hugging Face have a slash: it raises the error for a run

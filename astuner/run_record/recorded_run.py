@@ -311,24 +311,6 @@ def find_run(name: str, exp_dir: Path) -> Path:
     )
 
 
-def model_of_run(name: str, exp_dir: Path) -> Path | None:
-    """Return the tuned model of the run `name`; None if there is no such run.
-
-    Raises:
-        RecordError: If the run has no model yet.
-    """
-    try:
-        run = find_run(name, exp_dir)
-    except RecordError:
-        return None
-    if not (run / "model").is_dir():
-        raise RecordError(
-            f"the run {name!r} has no model yet, because it has not ended; to use its starting model, pass "
-            f"--model {RecordedRun(run).config.get('astuner.model.path')}"
-        )
-    return run / "model"
-
-
 def find_episode(name: str, entries: Sequence[EpisodeEntry]) -> EpisodeEntry:
     """Return the episode with the id `name`, or the only episode whose id starts with `name`.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from astuner.cli.main import astuner as command
+from astuner.cli.main import main
 from astuner.run_record.folder import FolderLock
 from astuner.run_record.record import RunRecord
 from astuner.run_record.recorded_run import RecordedRun
@@ -169,6 +171,19 @@ def test_the_shell_completes_options_backbones_and_keys() -> None:
     assert completed("astuner", "--conf", "a.yaml", "--backbone", "l") == ["local"]
     assert completed("astuner", "--conf", "a.yaml", "astuner.rollout.num_r") == ["astuner.rollout.num_repeat="]
     assert "check" in completed("astuner", "c")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_output_whose_encoding_lacks_a_character_has_an_escape(
+    records: None, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+    monkeypatch.setattr(sys, "argv", ["astuner", "runs"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert b"\\u2192" in written.getvalue()
 
 
 @pytest.mark.parametrize(
