@@ -42,6 +42,8 @@ if "OMP_WAIT_POLICY" not in os.environ and "GOMP_SPINCOUNT" not in os.environ an
 _MODULES = {
     "AgentStep": "astuner.schema",
     "AstunerJob": "astuner.job",
+    "BaseGroupJudge": "astuner.task_judge.judge_base",
+    "BaseJudge": "astuner.task_judge.judge_base",
     "ModelTuner": "astuner.model_tuner.tuner",
     "Workflow": "astuner.workflow",
     "WorkflowOutput": "astuner.schema",

@@ -263,8 +263,9 @@ def did_you_mean(
         most: maximum number of choices in the hint.
         cutoff: minimum similarity, from 0 to 1 (`difflib.get_close_matches`).
     """
-    similar = get_close_matches(str(name), list(choices), most, cutoff)
-    return text.format(" or ".join(map(show, similar))) if similar else ""
+    folded = {choice.casefold(): choice for choice in choices}  # `GRPO` for `grpo`
+    similar = get_close_matches(str(name).casefold(), folded, most, cutoff)
+    return text.format(" or ".join(show(folded[each]) for each in similar)) if similar else ""
 
 
 def first_line(error: BaseException) -> str:

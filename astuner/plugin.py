@@ -1,5 +1,7 @@
 """Import of the user's classes and functions from `package.module->Name` or `some/file.py->Name`.
 
+`package.module:Name` means the same, and needs no quotes in a shell.
+
 A module is searched for in the given folders first (the working directory, the folder of the YAML file), then among the
 installed modules. The folders are added to `sys.path`, so that the files in them import each other as usual.
 """
@@ -12,6 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib.machinery import PathFinder
 from importlib.util import find_spec, module_from_spec
@@ -23,6 +26,23 @@ from astuner.debugging.tracebacks import traceback_of
 from astuner.errors import PluginError, did_you_mean, short_repr
 
 T = TypeVar("T")
+
+_EXTRAS = {
+    "agents": "openai-agents",
+    "autogen_agentchat": "autogen",
+    "autogen_ext": "autogen",
+    "google.adk": "google-adk",
+    "langchain_openai": "langgraph",
+    "langgraph": "langgraph",
+    "pydantic_ai": "pydantic-ai",
+    "gymnasium": "gymnasium",
+    "minigrid": "minigrid",
+    "reasoning_gym": "reasoning-gym",
+    "textarena": "textarena",
+    "smolagents": "smolagents",
+    "anthropic": "anthropic",
+}
+"""By module: the extra of astuner that installs it."""
 
 
 def load_class(path: str, base: type[T], *, search: Sequence[Path] = ()) -> type[T]:
@@ -62,8 +82,8 @@ def load_object(path: str, *, search: Sequence[Path] = ()) -> object:
     Raises:
         PluginError: If the path is malformed, the module does not exist or raises on import, or has no such name.
     """
-    module_name, arrow, name = (part.strip() for part in path.partition("->"))
-    if not (module_name and arrow and name.isidentifier()):
+    module_name, name = _module_and_name(path)
+    if not (module_name and name.isidentifier()):
         raise PluginError(
             f"{short_repr(path)} is not of the form `package.module->Name` or `some/file.py->Name`; {_arrow_hint(path)}"
         )
@@ -85,12 +105,18 @@ def load_object(path: str, *, search: Sequence[Path] = ()) -> object:
         raise _import_failed(path, module_name, error) from error
 
 
+def _module_and_name(path: str) -> tuple[str, str]:
+    """Split `module->Name` or `module:Name`; the name is empty if the path is neither."""
+    module, _, name = path.partition("->") if "->" in path else path.rpartition(":")
+    return module.strip(), name.strip()
+
+
 def imported_packages(path: str, search: Sequence[Path] = ()) -> list[str]:
     """Return what the module at `path` imports from installed packages at its top level, without importing it.
 
     Each is the name of a module, or `module:name` (see `pkgutil.resolve_name`).
     """
-    module = path.partition("->")[0].strip()
+    module, _ = _module_and_name(path)
     if (file := _file_of(module, [Path(folder).resolve() for folder in search])) is None:
         return []
     try:
@@ -127,17 +153,21 @@ def reject_missing(path: str, *, search: Sequence[Path] = ()) -> None:
     """Raise the error of `load_object` if the object cannot exist. Otherwise, its module is not imported.
 
     Raises:
-        PluginError: If the path is malformed, or there is no such file, module or name.
+        PluginError: If the path is malformed, or there is no such file, module or name, or the file is not Python.
     """
-    module, _, name = (part.strip() for part in path.partition("->"))
+    module, name = _module_and_name(path)
     folders = [Path(folder).resolve() for folder in search]
     file = _file_of(module, folders)
     is_file_path = module.endswith(".py") or "/" in module
     if file is None and not is_file_path and PathFinder.find_spec(module.partition(".")[0]) is not None:
         return  # An installed package. Its modules are found by importing it.
-    # A name that occurs nowhere in its module can only come from a star import or `__getattr__`.
-    if file is None or not re.search(rf"\b{re.escape(name)}\b|import +\*|__getattr__".encode(), file.read_bytes()):
-        load_object(path, search=search)
+    code = b"" if file is None else file.read_bytes()
+    with suppress(SyntaxError, ValueError):  # a null byte
+        ast.parse(code)
+        # A name that occurs nowhere in its module can only come from a star import or `__getattr__`.
+        if re.search(rf"\b{re.escape(name)}\b|import +\*|__getattr__".encode(), code):
+            return
+    load_object(path, search=search)
 
 
 def load_function(path: str, *, search: Sequence[Path] = ()) -> Callable[..., Any]:
@@ -183,7 +213,9 @@ def raised_at(error: BaseException, within: Path | None = None) -> str:
 
 def _arrow_hint(path: str) -> str:
     """Return how to write a path without an arrow, such as `package.module.Name`."""
-    module, separator, name = path.strip().rpartition(":" if ":" in path else ".")
+    if path.endswith("-"):
+        return f"a shell takes `>` for a redirection of the output: write '{path}>Name' in quotes, or {path[:-1]}:Name"
+    module, separator, name = path.strip().rpartition(".")
     if separator and name.isidentifier() and name != "py" and module.replace(".", "").replace("/", "").isidentifier():
         return f"did you mean `{module}->{name}`?"
     return "for example `agent->Agent` for class Agent in agent.py"
@@ -244,11 +276,7 @@ def _import_file(path: str, dotted: str, file: Path, folder: Path, folders: list
     main = sys.modules["__main__"]
     if getattr(main, "__file__", None) and Path(str(main.__file__)).resolve() == file:
         return main  # A script that names its own class must not run a second time.
-    # After the standard library, whose modules keep their names, and before the installed packages.
-    packages = [i for i, entry in enumerate(sys.path) if entry.endswith(("site-packages", "dist-packages"))]
-    position = packages[0] if packages else len(sys.path)
-    present = {Path(entry).resolve() for entry in sys.path[:position]}  # an editable install comes after the packages
-    sys.path[position:position] = [str(new) for new in dict.fromkeys([folder, *folders]) if new not in present]
+    _search_first(list(dict.fromkeys([folder, *folders])))
     _prefer_folder(dotted.partition(".")[0], folder, folders)
     try:
         module = importlib.import_module(dotted)
@@ -265,6 +293,24 @@ def _import_file(path: str, dotted: str, file: Path, folder: Path, folders: list
         f"`{path}`: Python imports the module name `{imported.__name__}` from {imported.__file__ or 'elsewhere'},"
         f" not from {folder}; rename one of them."
     )
+
+
+def _search_first(folders: list[Path]) -> None:
+    """Put folders at the beginning of `sys.path`, where Python puts a script's: before the folders of PYTHONPATH.
+
+    A folder with a module that has the name of one of the standard library comes after that library, and before the
+    installed packages.
+    """
+    library = sys.stdlib_module_names
+    modules = {
+        folder: [*folder.glob("*.py"), *(file.parent for file in folder.glob("*/__init__.py"))] for folder in folders
+    }
+    later = [folder for folder in folders if any(module.stem in library for module in modules[folder])]
+    rest = [entry for entry in sys.path if not entry or Path(entry).resolve() not in folders]
+    packages = (i for i, entry in enumerate(rest) if entry.endswith(("site-packages", "dist-packages")))
+    position = next(packages, len(rest))
+    rest[position:position] = map(str, later)
+    sys.path[:] = [*(str(folder) for folder in folders if folder not in later), *rest]
 
 
 def _prefer_folder(package: str, folder: Path, folders: list[Path]) -> None:
@@ -290,7 +336,10 @@ def _is_missing(dotted: str, error: BaseException) -> bool:
 
 def _import_failed(path: str, module: str, error: BaseException, folder: Path | None = None) -> PluginError:
     reason = f"{type(error).__name__}: {error}"
-    return PluginError(f"`{path}`: importing {module} raised {reason} (at {raised_at(error, folder)}).")
+    missing = error.name if isinstance(error, ModuleNotFoundError) and error.name is not None else ""
+    extra = _EXTRAS.get(missing) or _EXTRAS.get(missing.partition(".")[0])
+    install = f' It needs: pip install "astuner[{extra}]".' if extra is not None else ""
+    return PluginError(f"`{path}`: importing {module} raised {reason} (at {raised_at(error, folder)}).{install}")
 
 
 def _module_file(folder: Path, dotted: str) -> Path | None:

@@ -71,7 +71,20 @@ def test_a_folder_with_the_name_of_an_installed_package_is_an_error(tmp_path: Pa
         load_class("yaml.agent->W", Workflow, search=[tmp_path])
 
 
-def test_search_folders_come_after_the_standard_library_and_before_installed_packages(tmp_path: Path) -> None:
+def test_a_search_folder_comes_before_the_folders_of_pythonpath(tmp_path: Path) -> None:
+    write(tmp_path / "elsewhere", "beside.py", "HERE = 'elsewhere'")
+    write(tmp_path / "project", "beside.py", "HERE = 'project'")
+    write(tmp_path / "project", "agent_of_project.py", "import beside\n" + a_workflow("beside.HERE"))
+    sys.path.insert(1, str(tmp_path / "elsewhere"))
+    for _ in range(2):
+        loaded = load_class("agent_of_project:W", Workflow, search=[tmp_path / "project"])
+        assert loaded.tag == "project"  # type: ignore[attr-defined]
+    assert sys.path.count(str(tmp_path / "project")) == 1
+
+
+@pytest.mark.parametrize("name", ["random.py", "email/__init__.py"])
+def test_modules_of_the_standard_library_keep_their_names(tmp_path: Path, name: str) -> None:
+    write(tmp_path, name, "")
     write(tmp_path, "agent.py", a_workflow("''"))
     load_class("agent->W", Workflow, search=[tmp_path])
     load_class("agent->W", Workflow, search=[tmp_path])
@@ -205,7 +218,7 @@ def test_installed_modules_and_new_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["", "pack.agent", "pack.agent:W", "->W", "pack.agent->", "pack.agent->a b", "a->b->c"]
+    "path", ["", "pack.agent", "agent:", ":W", "m-", "->W", "pack.agent->", "pack.agent->a b", "a->b->c"]
 )
 def test_a_malformed_path_names_the_form(path: str) -> None:
     with pytest.raises(PluginError, match=r"is not of the form `package.module->Name`"):

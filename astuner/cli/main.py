@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import sys
 from collections.abc import Sequence
@@ -47,7 +48,9 @@ def astuner() -> None:
 @astuner.command(cls=ServicesCommand)
 @CONF
 @BACKBONE
-@click.option("--model", metavar="PATH", help="Override astuner.model.path: folder or Hugging Face name of the model.")
+@click.option(
+    "--model", metavar="PATH", help="Override astuner.model.path: folder or Hugging Face name of the model, or a run."
+)
 @click.option("--validation", is_flag=True, help="Roll out validation tasks. Only with --backbone=debug.")
 @click.option(
     "--keep-engine",
@@ -75,7 +78,7 @@ def train(
     With --backbone=debug, roll out a few episodes without training.
     """
     if model is not None:
-        overrides = (*overrides, f"astuner.model.path={quoted(model)}")
+        overrides = (*overrides, f"astuner.model.path={quoted(_of_run(model, exp_dir))}")
     launcher = load_launcher(conf, overrides, backbone, exp_dir, services)
     if launcher.config.astuner.backbone == "debug":
         launcher.debug("val" if validation else "train", keep_engine=keep_engine, shown=show)
@@ -91,7 +94,11 @@ def train(
 
 @astuner.command(name="eval", cls=ServicesCommand)
 @CONF
-@click.option("--model", metavar="PATH", help="Folder or Hugging Face name of the model. [default: astuner.model.path]")
+@click.option(
+    "--model",
+    metavar="PATH",
+    help="Folder or Hugging Face name of the model, or the run that tuned it. [default: astuner.model.path]",
+)
 @click.option("--tasks", type=click.IntRange(min=1), help="Number of validation tasks, from the first. [default: all]")
 @BACKBONE
 @DEBUGGER
@@ -108,7 +115,16 @@ def evaluate(
     overrides: tuple[str, ...],
 ) -> None:
     """Evaluate a model on the validation tasks."""
+    model = None if model is None else _of_run(model, exp_dir)
     load_launcher(conf, overrides, backbone, exp_dir, services).evaluate(model, tasks)
+
+
+def _of_run(model: str, exp_dir: str) -> str:
+    """Return the folder of the model that a run tuned, if `model` is the name of a run, else `model`."""
+    folder = Path(exp_dir, model)
+    if Path(model).exists() or not (folder / "environment.json").exists():
+        return model
+    return str(folder / "model" if (folder / "model").exists() else folder)
 
 
 def load_launcher(
@@ -133,6 +149,8 @@ def main() -> None:
     Exit codes: 0 for success, 1 for an error (printed as one message), 2 for an invalid command line, 130 for Ctrl-C,
     128 + n if signal n ended the command (143 for SIGTERM).
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):  # of a terminal or pipe whose encoding may lack `→`
+        sys.stdout.reconfigure(errors="backslashreplace")
     with terminate_on(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as received:
         code = _run(received)
     sys.exit(code)

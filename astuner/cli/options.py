@@ -183,8 +183,10 @@ def _unknown_option(error: click.NoSuchOption) -> str:
     ]
     if owners:
         return f"{text} of `{command}`; it is an option of {' and '.join(owners)}"
-    if any(each.name == "overrides" for each in ctx.command.params) and (key := _key_named(name)):
-        return f"{text}; to set a key of the configuration, write it without dashes: {key}=VALUE"
+    if any(each.name == "overrides" for each in ctx.command.params):
+        key = _key_named(name) or (name.lstrip("-") if "." in name else None)
+        if key is not None:
+            return f"{text}; to set a key of the configuration, write it without dashes: {key}=VALUE"
     if error.possibilities:
         return f"{text}; did you mean {' or '.join(map(repr, sorted(error.possibilities)))}?"
     return f"{text}; `{command} --help` lists the options"

@@ -141,11 +141,12 @@ def doctor(as_json: bool) -> int:
 
 @click.command()
 @click.argument("shell", required=False, type=click.Choice(SHELLS))
-@click.option("--print", "only_print", is_flag=True, help="Print the script instead of installing it.")
-def completion(shell: str | None, only_print: bool) -> None:
-    """Install tab completion for commands, options, runs, backbones and configuration keys.
+@click.option("--install", is_flag=True, help="Have the shell read the script when it starts, such as in ~/.bashrc.")
+def completion(shell: str | None, install: bool) -> None:
+    """Print the script of tab completion for commands, options, runs, backbones and configuration keys.
 
-    SHELL is the shell of the environment variable SHELL by default.
+    SHELL is the shell of the environment variable SHELL by default. To use the script in this shell only:
+    `source <(astuner completion)`.
     """
     name = shell or Path(os.environ.get("SHELL", "")).name
     if name not in SHELLS:
@@ -156,7 +157,7 @@ def completion(shell: str | None, only_print: bool) -> None:
     assert kind is not None  # click has the three shells
     # `_check_version` runs bash, which may be missing where the script is only printed.
     script = kind.source_template % kind(astuner, {}, "astuner", _VARIABLE).source_vars()
-    if only_print:
+    if not install:
         click.echo(script)
         return
     for path in _install(name, script):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -20,7 +21,7 @@ from astuner.errors import short_repr, shorten
 COMMAND_LINE = "command line"
 _SEARCH_PATH = "hydra.searchpath"
 _LONG_NUMBER = re.compile(rf"\d{{{MAX_DIGITS},}}")
-_PLUGIN_VALUE = re.compile(r"^([^=]+=)([\w./~-]+->\w+)$")
+_PLAIN_TEXT = re.compile(r"([^=\s]+=)([^\s,'\"\[\]{}][^,'\"\[\]{}]*)")
 _REFERENCE = re.compile(r"(?<=\$\{)[A-Za-z_]\w*(?:\.\w+)+(?=\})")
 
 
@@ -198,27 +199,38 @@ def parse_overrides(overrides: Sequence[str]) -> CommandLine:
     """Parse overrides by Hydra's grammar, without a check of their keys."""
     result = CommandLine()
     parser = OverridesParser.create()
-    for line in overrides:
-        # Hydra's grammar requires quotes around `>`, and a shell removes quotes.
-        quoted = _PLUGIN_VALUE.sub(r"\1'\2'", line)
-        if digits := _LONG_NUMBER.search(line):
-            result.reject(f"{line.partition('=')[0]} {too_long(digits[0])}")
+    for given in overrides:
+        if digits := _LONG_NUMBER.search(given):
+            result.reject(f"{given.partition('=')[0]} {too_long(digits[0])}")
             continue
         try:
-            override = parser.parse_override(quoted)
+            override, line = _parsed(parser, given)
         except HydraException as error:
-            result.reject(_not_parsed(line, error))
+            result.reject(_not_parsed(given, error))
             continue
         if override.is_sweep_override():
-            result.reject(f"{line!r} gives several values; write a list as key=[a,b], text as \"key='a,b'\"")
+            result.reject(f"{given!r} gives several values; write a list as key=[a,b], text as \"key='a,b'\"")
         elif override.is_hydra_override() and override.key_or_group != _SEARCH_PATH:
             result.reject(f"{override.key_or_group} has no effect; remove it")
         elif override.is_hydra_override():
             value = override.value()
             result.search_path = [str(item) for item in value] if isinstance(value, list) else [str(value)]
         else:
-            result.parsed.append((override, quoted))
+            result.parsed.append((override, line))
     return result
+
+
+def _parsed(parser: OverridesParser, line: str) -> tuple[Override, str]:
+    """Return an override with its line, in quotes if it is text that Hydra's grammar does not permit without."""
+    try:
+        return parser.parse_override(line), line
+    except HydraException as error:
+        # For example, text with `>` or `=`: a shell removes quotes.
+        if _PLAIN_TEXT.fullmatch(line):
+            quoted = _PLAIN_TEXT.sub(r"\1'\2'", line)
+            with suppress(HydraException):
+                return parser.parse_override(quoted), quoted
+        raise error
 
 
 def _not_parsed(line: str, error: HydraException) -> str:
@@ -232,7 +244,11 @@ def _not_parsed(line: str, error: HydraException) -> str:
         return (
             f"{short_repr(line)} has a space beside the equals sign; write {shorten(f'{key.strip()}={value.strip()}')}"
         )
-    return f"{short_repr(line)} is not key=value ({shorten(reason_of(error))}); quote a value with special characters"
+    quoted = shorten(f"{key}='{value}'")
+    return (
+        f"{short_repr(line)} has characters with a meaning in Hydra's grammar ({shorten(reason_of(error))}); quote the "
+        f'value, and the whole from the shell: "{quoted}"'
+    )
 
 
 def check_keys(result: CommandLine, is_group: Callable[[str], bool]) -> None:

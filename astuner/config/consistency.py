@@ -197,7 +197,8 @@ def _batches(run: AstunerConfig) -> Iterator[Problem]:
         )
     algorithm = trainer.algorithm.adv_estimator
     reinforcement = ALGORITHMS[algorithm].reinforcement
-    if reinforcement is not None and reinforcement.advantage.compares_group and rollout.num_repeat < 2:
+    compares = reinforcement is not None and reinforcement.advantage.compares_group
+    if compares and rollout.num_repeat < 2 and run.backbone != "debug":
         yield _problem(
             ("rollout.num_repeat", "trainer_common.algorithm.adv_estimator"),
             f"{algorithm} compares the episodes of one task, so astuner.rollout.num_repeat must be at least 2, "

@@ -149,13 +149,16 @@ def is_changed(config: RunConfig, path: KeyPath) -> bool:
 def nearest_key(path: KeyPath) -> str | None:
     """Return the valid key or section that was probably meant, or None.
 
-    It is the only key with this last name, else the most similar in the same section, else the most similar of all.
+    It is the only key of the same section with this name as a word of its own (`agentscope_workflow` for `workflow`),
+    else the only key with this last name, else the most similar in the same section, else the most similar of all.
     """
     valid = [key for key in (*schema().keys, *schema().sections) if key and key != path[: len(key)]]
-    same_name = [key for key in valid if key[-1] == path[-1]]
-    if len(same_name) == 1:
-        return dotted(same_name[0])
     siblings = {key[-1]: key for key in valid if key[:-1] == path[:-1]}
+    with_word = [key for name, key in siblings.items() if path[-1] in name.split("_")]
+    same_name = [key for key in valid if key[-1] == path[-1]]
+    for only in (with_word, same_name):
+        if len(only) == 1:
+            return dotted(only[0])
     similar = difflib.get_close_matches(path[-1], siblings, n=1, cutoff=0.6)
     if similar:
         return dotted(siblings[similar[0]])

@@ -270,7 +270,7 @@ def check_gpus(run: AstunerConfig, services: Collection[str] = ()) -> None:
     joins_cluster = run.trainer_common.ray_address is not None or "ray-cluster" in services
     if run.backbone != "trinity" or joins_cluster or asked <= max(here, 1):
         return
-    use = f"write {here} or less" if here >= MIN_GPUS_OF_TRINITY else "use --backbone=local and remove the key"
+    use = f"write {here} or less" if here >= MIN_GPUS_OF_TRINITY else "use the backbone local and remove the key"
     raise ConfigError(
         f"astuner.trainer_common.n_gpus_per_node (n_gpu of AstunerJob) is {asked}, and this machine has "
         f"{_counted(here)}; {use}, or set astuner.trainer_common.ray_address to join a Ray cluster that has them"

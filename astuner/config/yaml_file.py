@@ -207,6 +207,12 @@ def reason_of(error: Exception) -> str:
 def _collect_lines(loader: yaml.SafeLoader, node: yaml.Node, prefix: KeyPath, lines: dict[KeyPath, int]) -> None:
     if isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:int" and len(node.value) > MAX_DIGITS:
         raise _InvalidNode(f"{'.'.join(prefix)} {too_long(node.value)}", node.start_mark.line + 1)
+    if isinstance(node, yaml.ScalarNode) and _is_surprising(node):
+        read = loader.construct_object(node)
+        text = (
+            f"{'.'.join(prefix)} is {node.value}, which YAML reads as {read:g}; write plain digits, or text in quotes"
+        )
+        raise _InvalidNode(text, node.start_mark.line + 1)
     if isinstance(node, yaml.ScalarNode) and node.value == "???":  # OmegaConf's mark of a missing value
         text = f"{'.'.join(prefix)} is ???, which stands for a missing value; write a value, or remove the key"
         raise _InvalidNode(text, node.start_mark.line + 1)
@@ -225,6 +231,13 @@ def _collect_lines(loader: yaml.SafeLoader, node: yaml.Node, prefix: KeyPath, li
         if len(lines) > _MAX_VALUES:  # anchors in anchors multiply
             raise _InvalidNode(f"the file has more than {_MAX_VALUES:,} values", line)
         _collect_lines(loader, value, (*prefix, name), lines)
+
+
+def _is_surprising(node: yaml.ScalarNode) -> bool:
+    """Return whether YAML 1.1 reads a number in a way that hardly anyone means: `010` is 8, and `1:30` is 90."""
+    if node.tag == "tag:yaml.org,2002:int":
+        return ":" in node.value or re.fullmatch(r"[-+]?0[0-7_]+", node.value) is not None
+    return node.tag == "tag:yaml.org,2002:float" and ":" in node.value
 
 
 def search_folders(main: YamlFile, override: list[str] | None) -> tuple[Path, ...]:

@@ -30,7 +30,7 @@ from astuner.config.loading import load_config, resolve_names
 from astuner.config.root import AstunerConfig, RunConfig
 from astuner.errors import BackboneError, ConfigError, shorten
 from astuner.launcher.console import check_rewards, episode_table, explain_no_training, filtered_output, make_console
-from astuner.launcher.launch import Launcher
+from astuner.launcher.launch import Launcher, prepare_process
 from astuner.llm_engine.vllm_server.installation import check_engine_packages
 from astuner.run_record.loggers import check_loggers
 from astuner.system.gpus import Machine, described_gpus
@@ -48,12 +48,14 @@ def check_run(launcher: Launcher, *, dry_run: bool, shown: Shown | None = None) 
 
     AstunerError: an error that the run would have as well.
     """
+    prepare_process()
     launcher.log_notices()
     console = make_console()
     config = launcher.config.astuner
     check_references(config, launcher.config_dir, launcher.origins)  # before transformers is imported
     with filtered_output(), contextlib.ExitStack() as stack:
-        check_loggers(config.trainer_common.logger)
+        if config.backbone != "debug":
+            check_loggers(config.trainer_common.logger)
         backbone = load_backbone(config.backbone)
         check_engine_packages(config)
         backbone.check_config(launcher.config, launcher.origins, launcher.services.ray, trains=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -53,6 +55,7 @@ from astuner.run_record.record import RunRecord
 from astuner.run_record.summary import RunSummary
 from astuner.schema import Episode, Split
 from astuner.system.clock import timestamp
+from astuner.system.localhost import bypass_proxies
 from astuner.system.signals import report_on_usr1
 from astuner.task_reader import describe_left_out
 from astuner.task_rollout.active_episodes import ActiveEpisodes
@@ -224,6 +227,7 @@ class Launcher:
             is_training: whether weights are trained; such a run may resume an earlier one.
             model: the model of the option --model; None without it.
         """
+        prepare_process()
         config = self.config.astuner
         console = make_console()
         log_to_console(console)
@@ -337,6 +341,13 @@ def _gc_paused() -> Iterator[None]:
         gc.freeze()
         if enabled:
             gc.enable()
+
+
+def prepare_process() -> None:
+    """Prepare what the processes of a run inherit. ConfigError: Python has removed the docstrings."""
+    if sys.flags.optimize > 1:
+        raise ConfigError("python runs with -OO, but Transformers reads docstrings; use -O, or no PYTHONOPTIMIZE=2")
+    bypass_proxies(os.environ)
 
 
 def _log_state(active: ActiveEpisodes) -> None:

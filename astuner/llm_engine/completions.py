@@ -15,6 +15,7 @@ import httpx
 from astuner.errors import ModelError, first_line
 from astuner.llm_engine.protocol import answer_room, reject_unsupported
 from astuner.schema import Completion, FinishReason, SamplingParams
+from astuner.system.loop_thread import run_to_end
 
 _CONNECT_SECONDS = 10.0
 _MAX_QUOTED_CHARS = 300
@@ -80,7 +81,7 @@ class CompletionsEngine:
                 response is incomplete.
         """
         engine = cls(base_url.rstrip("/"), model or default_model, max_model_len, api_key, launched=launched)
-        return asyncio.run(engine._connected(timeout, named=model is not None))
+        return run_to_end(engine._connected(timeout, named=model is not None))
 
     async def _connected(self, timeout: float, *, named: bool) -> Self:
         async with self._deadline(timeout, "GET /models"):

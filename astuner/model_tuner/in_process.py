@@ -6,9 +6,7 @@ The requests, answers and errors are those of the gateway, so that an agent beha
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +17,7 @@ from astuner.model_tuner.framework_adapters import AgentModel, ApiConnection
 from astuner.model_tuner.http_api.api_errors import ApiError, to_api_error
 from astuner.model_tuner.http_api.dialects import DIALECTS, Dialect, from_json, to_event, to_json
 from astuner.model_tuner.tuner import ModelTuner
+from astuner.system.loop_thread import run_to_end
 
 # The address that clients show; no request is sent to it.
 _BASE_URL = "http://in-process.invalid/v1"
@@ -49,14 +48,7 @@ class InProcessTransport(httpx.BaseTransport):
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request (see `AsyncInProcessTransport`)."""
         request.read()
-        response = self._asynchronous.handle_async_request(request)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(response)
-        # A second loop cannot run in this thread.
-        with ThreadPoolExecutor(1) as executor:
-            return executor.submit(contextvars.copy_context().run, asyncio.run, response).result()
+        return run_to_end(self._asynchronous.handle_async_request(request))
 
 
 def connect(model: AgentModel) -> ApiConnection:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 
 import psutil
 
@@ -98,3 +98,16 @@ def rejection_reason(headers: Mapping[str, str], hosts: Collection[str]) -> str 
     if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
         return "This server does not accept requests from other sites."
     return None
+
+
+def bypass_proxies(environment: MutableMapping[str, str], hosts: Iterable[str] = ()) -> None:
+    """Exclude this machine and `hosts` from the proxies in an environment, which cannot reach a service on loopback.
+
+    Clients read the exceptions from `no_proxy`, or from `NO_PROXY`, or from both.
+    """
+    if not any(name.lower().endswith("_proxy") for name in environment):
+        return
+    for name, other in (("NO_PROXY", "no_proxy"), ("no_proxy", "NO_PROXY")):
+        given = environment.get(name) or environment.get(other) or ""
+        entries = dict.fromkeys((*filter(None, map(str.strip, given.split(","))), "127.0.0.1", "localhost", *hosts))
+        environment[name] = ",".join(entries)

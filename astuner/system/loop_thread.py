@@ -6,10 +6,21 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def run_to_end(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Return a coroutine's result. This thread waits, even if it runs an event loop, as a notebook's thread does."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(coroutine)
+    # A second loop cannot run in this thread.
+    with ThreadPoolExecutor(1) as executor:
+        return executor.submit(contextvars.copy_context().run, asyncio.run, coroutine).result()
 
 
 class LoopThread:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import signal
 import threading
@@ -22,6 +21,7 @@ from astuner.model_tuner.tuner import ModelTuner
 from astuner.processes.episode_processes import EpisodeProcesses, end_current_episode
 from astuner.schema import Episode, LlmCall, WorkflowTask
 from astuner.system.clock import timestamp
+from astuner.system.loop_thread import run_to_end
 from astuner.system.signals import signal_handlers
 from astuner.task_judge.judge_base import BaseGroupJudge
 from astuner.task_rollout.active_episodes import ActiveEpisodes, RunningReport
@@ -115,7 +115,7 @@ class EpisodesHere:
             merge=runner.merge,
             inline=runner.judge_inline,
         )
-        return asyncio.run(judging)
+        return run_to_end(judging)
 
     def abandon_episode(self) -> Episode | None:
         """Release what the running episode uses, because it blocks its thread; return it as failed.

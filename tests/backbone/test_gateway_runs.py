@@ -38,6 +38,10 @@ class Speaks(Workflow):
 def test_a_run_of_an_agent_that_knows_only_the_address(
     backbone: str, parallel: int, model_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "")  # so that the run's changes are undone
+    for name in ("HTTP_PROXY", "http_proxy", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # nothing listens there
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "train.jsonl").write_text("".join(json.dumps({"question": f"question {i}"}) + "\n" for i in range(4)))
     job = AstunerJob(

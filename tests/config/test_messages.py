@@ -36,6 +36,11 @@ def _file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("astuner.trainer_common.logger={}", "is {}; expected a list of console, tensorboard, wandb, swanlab, trackio"),
         ("astuner.trainer_common.logger=3", "is 3; expected a list of console, tensorboard, wandb, swanlab, trackio"),
         ("astuner.trainer_common.logger=[wandb,3]", "is 3; expected 'console', 'tensorboard', 'wandb'"),
+        ("astuner.model.path=[1,2", "has characters with a meaning in Hydra's grammar"),
+        ("astuner.model.path={a", "quote the value, and the whole from the shell: \"astuner.model.path='{a'\""),
+        ("astuner.rollout.workflow=x", "did you mean 'astuner.rollout.agentscope_workflow'?"),
+        ("astuner.trainer_common.algorithm.adv_estimator=GRPO", "did you mean 'grpo'?"),
+        ("astuner.rollout.num_repeat=1:30", "is '1:30'; expected a whole number"),
         ("astuner.trainer_common.logger=[wandbb]", "'wandbb'; expected 'console', 'tensorboard', 'wandb'"),
     ],
 )
@@ -45,6 +50,22 @@ def test_overrides(override: str, said: str) -> None:
     assert said in text
     for foreign in ("token recognition", "EOF", "defaults list", "OmegaConf", "Traceback"):
         assert foreign not in text
+
+
+@pytest.mark.parametrize("value", ["a=b", "agent->B", "http://h:1/?a=b&c=d", "a>b", "!x", "a b"])
+def test_text_needs_no_quotes_beside_those_of_the_shell(value: str) -> None:
+    assert load_config(Path("run.yaml"), [f"astuner.model.path={value}"]).config.astuner.model.path == value
+
+
+def test_numbers_that_are_written_with_another_base() -> None:
+    Path("run.yaml").write_text(VALID + "  trainer_common: {seed: 0x10}\n")
+    assert load_config(Path("run.yaml")).config.astuner.trainer_common.seed == 16
+
+
+def test_one_episode_per_task_is_enough_for_debug() -> None:
+    one = ["astuner.rollout.num_repeat=1"]
+    assert load_config(Path("run.yaml"), one, "debug").config.astuner.rollout.num_repeat == 1
+    assert "must be at least 2" in message(*one)
 
 
 def test_an_item_of_a_list_of_the_command_line_is_not_attributed_to_the_file() -> None:
@@ -65,6 +86,9 @@ def test_an_item_of_a_list_of_the_command_line_is_not_attributed_to_the_file() -
         ),
         ("astuner:\n\tmodel:\n", "bad.yaml:2, column 1: the line is indented with a tab; indent with spaces"),
         ("astuner:\n  seed: 1\n  seed: 2\n", "bad.yaml:3, column 3: 'seed' is twice in the same section; remove one"),
+        ("astuner:\n  seed: 010\n", "bad.yaml:2: astuner.seed is 010, which YAML reads as 8; write plain digits"),
+        ("astuner:\n  seed: 1:30\n", "bad.yaml:2: astuner.seed is 1:30, which YAML reads as 90; write plain digits"),
+        ("astuner:\n  seed: 1:30.5\n", "is 1:30.5, which YAML reads as 90.5; write plain digits"),
         ("astuner: {model: 1\n", "bad.yaml:2, column 1: not valid YAML"),
     ],
 )

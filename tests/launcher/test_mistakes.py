@@ -177,6 +177,14 @@ def test_an_evaluation_records_the_model_that_it_evaluates(astuner: Command, fol
     ended = astuner("eval", "--conf", "run.yaml", "--model", "./other")
     assert ended.code == 0, ended.out
     assert 'path: "./other"' in (folder / "launcher_record/run-eval/config.yaml").read_text()
+    tuned = folder / "launcher_record/tuned"
+    shutil.copytree(folder / "model", tuned / "model")
+    (tuned / "environment.json").touch()
+    ended = astuner("eval", "--conf", "run.yaml", "--model", "tuned")
+    assert ended.code == 0, ended.out
+    assert "path: launcher_record/tuned/model" in (folder / "launcher_record/run-eval/config.yaml").read_text()
+    shutil.rmtree(tuned / "model")
+    astuner("eval", "--conf", "run.yaml", "--model", "tuned").says("a run that has not finished: its tuned model is")
 
 
 def test_places_without_a_model(train: Command, astuner: Command, folder: Path):

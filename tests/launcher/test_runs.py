@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from astuner.cli.main import astuner as command
+from astuner.cli.main import main
 from astuner.run_record.folder import FolderLock
 from astuner.run_record.record import RunRecord
 from astuner.run_record.recorded_run import RecordedRun
@@ -171,6 +173,19 @@ def test_the_shell_completes_options_backbones_and_keys() -> None:
     assert "check" in completed("astuner", "c")
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_an_output_whose_encoding_lacks_a_character_has_an_escape(
+    records: None, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding=encoding, write_through=True))
+    monkeypatch.setattr(sys, "argv", ["astuner", "runs"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert b"\\u2192" in written.getvalue()
+
+
 @pytest.mark.parametrize(
     ("shell", "files"),
     [
@@ -189,7 +204,7 @@ def test_completion_is_installed_once(
     if shell == "bash":
         (tmp_path / ".bashrc").write_text("alias a=b")
     for _ in range(2):
-        assert CliRunner().invoke(command, ["completion"]).exit_code == 0
+        assert CliRunner().invoke(command, ["completion", "--install"]).exit_code == 0
     written = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
     assert written == files
     if shell == "bash":
@@ -198,7 +213,7 @@ def test_completion_is_installed_once(
         assert "completion.bash" in second
         script = (tmp_path / ".local/share/astuner/completion.bash").read_text()
         subprocess.run(["bash", "-n"], input=script, text=True, check=True)
-    printed = CliRunner().invoke(command, ["completion", "--print", shell]).output
+    printed = CliRunner().invoke(command, ["completion", shell]).output
     assert "_ASTUNER_COMPLETE" in printed
 
 

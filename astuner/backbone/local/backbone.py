@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import time
@@ -35,6 +34,7 @@ from astuner.llm_engine.causal_lm import choose_device
 from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.protocol import EngineWithStartingModel
 from astuner.schema import Episode
+from astuner.system.loop_thread import run_to_end
 from astuner.task_rollout.rollout import BatchRequest, OnEpisode, TaskRollout
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class LocalSession(TrainingSession):
         with self._certificate.timed_probe():
             prompt = probe_prompt(self.context.run_inputs.tokenizer)[: engine.max_model_len - 1]
             params = probe_params(self._config.rollout.temperature, engine.max_model_len - len(prompt))
-            completion = asyncio.run(engine.generate(prompt, params))
+            completion = run_to_end(engine.generate(prompt, params))
             ids = torch.tensor([(*prompt, *completion.token_ids)], device=self.policy.device)
             mask = torch.zeros_like(ids)
             mask[:, len(prompt) :] = 1

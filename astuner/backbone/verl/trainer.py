@@ -35,6 +35,7 @@ from astuner.config.root import AstunerConfig
 from astuner.config.trainer import PackMode
 from astuner.llm_engine.weight_digests import WeightDigests
 from astuner.schema import Completion
+from astuner.system.loop_thread import run_to_end
 
 _PARTITION = "train"
 _SAMPLE_FIELDS = ["prompts", "responses", "input_ids", "position_ids", "response_mask", "loss_mask"]
@@ -330,7 +331,7 @@ def _compare_logprobs(
     async def sample_completions() -> list[Completion]:
         return await asyncio.gather(*(generate_on(server, prompt_ids, params) for server in servers))
 
-    completions = asyncio.run(sample_completions())
+    completions = run_to_end(sample_completions())
     sequences = [((*prompt_ids, *completion.token_ids), len(prompt_ids)) for completion in completions]
     logprobs = trainer.score(f"sync-{step}", sequences)
     for number, (completion, trained) in enumerate(zip(completions, logprobs, strict=True), 1):

@@ -18,6 +18,7 @@ from astuner.errors import ConfigError, WorkflowError, short_repr
 from astuner.model_tuner.framework_adapters import OpenAiEndpoint
 from astuner.run_record.jsonable import to_jsonable
 from astuner.schema import Task, WorkflowTask
+from astuner.system.localhost import bypass_proxies
 from astuner.system.redaction.redactor import secrets_in
 
 # The kernel accepts at most 128 KiB per variable and per argument.
@@ -201,10 +202,7 @@ class EpisodeValues:
         }
         task = _to_json(fields)
         (folder / "task.json").write_text(task)
-        # Requests to the model must not go to a proxy.
-        hosts = dict.fromkeys(("127.0.0.1", "localhost", urlsplit(self.endpoint.base_url).hostname or ""))
-        for name in ("NO_PROXY", "no_proxy"):
-            variables[name] = ",".join(filter(None, (inherited.get(name), *hosts)))
+        bypass_proxies(inherited, filter(None, [urlsplit(self.endpoint.base_url).hostname]))
         variables |= {
             "OPENAI_BASE_URL": self.endpoint.base_url,
             "OPENAI_API_BASE": self.endpoint.base_url,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import json
 import math
 import os
 import signal
@@ -161,13 +162,28 @@ class CommandWorkflow(Workflow):
         if self.program.has_judge:
             return WorkflowOutput(metadata={"final_answer": stdout.strip()})
         line = output[0].last_line()
-        with contextlib.suppress(ValueError):
-            if math.isfinite(reward := float(line)):
-                return WorkflowOutput(reward=reward)
-        raise WorkflowError(
-            f"the last line of the command's stdout is {short_repr(line)}; expected the reward, a finite number, "
-            "because no judge is configured: print the reward last, or set task_judge.judge_protocol"
-        )
+        if (result := _result(line)) is None:
+            raise WorkflowError(
+                f"the last line of the command's stdout is {short_repr(line)}; expected the reward, a finite number or "
+                'JSON such as {"reward": 0.5, "is_success": false}, because no judge is configured: print the reward '
+                "last, or set task_judge.judge_protocol"
+            )
+        return result
+
+
+def _result(line: str) -> WorkflowOutput | None:
+    """Return the result in a program's last line: a number, or JSON with `reward` and `is_success`; None if neither."""
+    with contextlib.suppress(ValueError):
+        reward = float(line)
+        return WorkflowOutput(reward=reward) if math.isfinite(reward) else None
+    with contextlib.suppress(ValueError, OverflowError, RecursionError):
+        value = json.loads(line)
+        if isinstance(value, dict) and {"reward"} <= value.keys() <= {"reward", "is_success"}:
+            reward, success = value["reward"], value.get("is_success")
+            is_valid = type(reward) in (int, float) and (success is None or isinstance(success, bool))
+            if is_valid and math.isfinite(reward):
+                return WorkflowOutput(reward=float(reward), is_success=success)
+    return None
 
 
 async def _run(

@@ -229,7 +229,8 @@ def test_dapo_leaves_out_groups_that_only_a_length_punishment_tells_apart(
     assert sorted(any(values) for values in advantages.values()) == [False] * 2 + [True] * 4
 
 
-def test_notices_about_a_job_reach_its_log(make_job: MakeJob, tmp_path: Path):
+async def test_a_job_of_a_notebook_runs_and_logs_its_notices(make_job: MakeJob, tmp_path: Path):
+    """The thread of a notebook runs an event loop, as the one of this test does."""
     settings = {"trainer_common__total_training_steps": 1}
     job = make_job("Letters", trainer_common__kl_loss_coef=0.7, rollout__n_vllm_engine=3, **settings)
     job.dump_job_as_yaml(tmp_path / "mine.yaml")

@@ -49,6 +49,12 @@ def test_the_last_line_is_the_reward(tokenizer: Any, tmp_path: Path) -> None:
     assert (episode.metadata["stderr"], episode.metadata["exit_code"]) == ("", 0)
 
 
+def test_the_last_line_says_whether_the_task_is_solved(tokenizer: Any, tmp_path: Path) -> None:
+    code = 'call(); print(json.dumps({"reward": 0.12, "is_success": False}))'
+    episode = run_code(tokenizer, tmp_path, code)
+    assert (episode.status, episode.error, episode.reward, episode.is_success) == ("ok", None, 0.12, False)
+
+
 def test_a_judge_takes_precedence_and_sees_the_working_folder(tokenizer: Any, tmp_path: Path) -> None:
     judge = SaysTwo.__new__(SaysTwo)
     episode = run_code(tokenizer, tmp_path, 'open("note", "w").write(call()); print("no number")', judge=judge)
@@ -63,6 +69,11 @@ def test_a_judge_takes_precedence_and_sees_the_working_folder(tokenizer: Any, tm
         ("call(); os._exit(7)", "workflow", "exited with code 7; it printed nothing"),
         ("call(); print('why', flush=True); os._exit(7)", "workflow", r"code 7; the end of its stdout:\nwhy$"),
         ("call(); os.kill(os.getpid(), 9)", "workflow", "was ended by SIGKILL"),
+        (
+            "call(); print('{\"reward\": true}')",
+            "workflow",
+            "last line of the command's stdout is '{\"reward\": true}'",
+        ),
         ("call(); print('done')", "workflow", "last line of the command's stdout is 'done'; expected the reward"),
         ("call(); print(float('nan'))", "workflow", "is 'nan'; expected the reward, a finite number"),
         ("call(); print('-inf')", "workflow", "is '-inf'; expected the reward"),

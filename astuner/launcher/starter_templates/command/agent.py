@@ -1,4 +1,4 @@
-"""The agent: a program that knows nothing of astuner, in any language. Its last line of output is the reward.
+"""The agent: a program that knows nothing of astuner, in any language. Its last line of output is the result.
 
 It calls the model over HTTP, as any client of OpenAI's API does: `OpenAI()` of the OpenAI SDK works without changes.
 """
@@ -17,11 +17,12 @@ def ask(messages: list[dict[str, str]]) -> str:
 
 
 def main() -> None:
-    """Answer the task in TASK_JSON, and print the reward: the share of digits."""
+    """Answer the task in TASK_JSON, and print the reward, the share of digits; only digits solve the task."""
     task = json.loads(os.environ["TASK_JSON"])
     system = {"role": "system", "content": "Answer in digits."}
     answer = ask([system, {"role": "user", "content": task["main_query"]}])
-    print(sum(character in "0123456789" for character in answer) / max(len(answer), 1))
+    share = sum(character in "0123456789" for character in answer) / max(len(answer), 1)
+    print(json.dumps({"reward": share, "is_success": share == 1}))
 
 
 if __name__ == "__main__":
