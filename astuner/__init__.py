@@ -13,12 +13,15 @@ if TYPE_CHECKING:
     from astuner.job import AstunerJob
     from astuner.model_tuner.tuner import ModelTuner
     from astuner.schema import AgentStep, WorkflowOutput, WorkflowTask
+    from astuner.task_judge.judge_base import BaseGroupJudge, BaseJudge
     from astuner.workflow import Workflow
     from astuner.workflows.agent_loop.workflow import discounted_returns
 
 __all__ = [
     "AgentStep",
     "AstunerJob",
+    "BaseGroupJudge",
+    "BaseJudge",
     "ModelTuner",
     "Workflow",
     "WorkflowOutput",

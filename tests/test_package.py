@@ -27,6 +27,12 @@ def test_import_is_light(command: str):
     assert printed.stdout.strip() == "[]"
 
 
+def test_python_without_docstrings_is_refused():
+    code = "from astuner.launcher.launch import prepare_process; prepare_process()"
+    ended = subprocess.run([sys.executable, "-OO", "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert "ConfigError: python runs with -OO, but Transformers reads docstrings; use -O" in ended.stderr
+
+
 def test_public_names_are_there():
     for name in astuner.__all__:
         assert getattr(astuner, name).__name__ == name
