@@ -96,8 +96,8 @@ def test_local_rejects_several_gpus(words: list[str], write: Write, minimal: str
 @pytest.mark.parametrize(
     ("gpus", "asked", "fix"),
     [
-        (0, 2, "this machine has no GPU; use --backbone=local and remove the key"),
-        (1, 2, "this machine has 1 GPU; use --backbone=local and remove the key"),
+        (0, 2, "this machine has no GPU; use the backbone local and remove the key"),
+        (1, 2, "this machine has 1 GPU; use the backbone local and remove the key"),
         (4, 8, "this machine has 4 GPUs; write 4 or less"),
         (0, 1, ""),
         (4, 4, ""),
@@ -120,7 +120,7 @@ def test_trinity_needs_the_gpus_that_it_is_asked_for(gpus: int, asked: int, fix:
 
 def test_a_job_for_missing_gpus_fails_before_anything_is_installed():
     job = AstunerJob(n_gpu=8, algorithm="grpo", model="some/model").set_workflow("agent->Agent")
-    with pytest.raises(ConfigError, match=r"is 8, and this machine has no GPU; use --backbone=local"):
+    with pytest.raises(ConfigError, match=r"is 8, and this machine has no GPU; use the backbone local"):
         job.tune()
 
 
