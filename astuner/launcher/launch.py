@@ -229,8 +229,7 @@ class Launcher:
         """
         prepare_process()
         config = self.config.astuner
-        console = make_console()
-        log_to_console(console)
+        log_to_console(console := make_console())
         if config.backbone != "debug":
             set_debugger_port(config.debug.debugger_port)
         folder = Path(config.experiment_dir + suffix)
