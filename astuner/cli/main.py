@@ -121,8 +121,10 @@ def evaluate(
 
 def _of_run(model: str, exp_dir: str) -> str:
     """Return the folder of the model that a run tuned, if `model` is the name of a run, else `model`."""
+    from astuner.run_record.folder import is_record
+
     folder = Path(exp_dir, model)
-    if Path(model).exists() or not (folder / "environment.json").exists():
+    if Path(model).exists() or not is_record(folder):
         return model
     return str(folder / "model" if (folder / "model").exists() else folder)
 

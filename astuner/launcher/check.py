@@ -54,8 +54,7 @@ def check_run(launcher: Launcher, *, dry_run: bool, shown: Shown | None = None) 
     config = launcher.config.astuner
     check_references(config, launcher.config_dir, launcher.origins)  # before transformers is imported
     with filtered_output(), contextlib.ExitStack() as stack:
-        if config.backbone != "debug":
-            check_loggers(config.trainer_common.logger)
+        check_loggers(launcher.loggers)
         backbone = load_backbone(config.backbone)
         check_engine_packages(config)
         backbone.check_config(launcher.config, launcher.origins, launcher.services.ray, trains=True)

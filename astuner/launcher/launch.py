@@ -238,7 +238,7 @@ class Launcher:
         with filtered_output(), report_on_usr1(lambda: _log_state(active)), contextlib.ExitStack() as stack:
             # All checks come before an earlier record is moved aside, the fast ones first.
             with _gc_paused():
-                check_loggers(self._loggers)
+                check_loggers(self.loggers)
                 backbone = load(config.backbone)
                 check_engine_packages(config)
                 FolderLock(folder).release()
@@ -304,7 +304,8 @@ class Launcher:
             logger.info("{}", limit)
 
     @property
-    def _loggers(self) -> Sequence[LoggerName]:
+    def loggers(self) -> Sequence[LoggerName]:
+        """The experiment trackers of the run; none on debug."""
         config = self.config.astuner
         return () if config.backbone == "debug" else config.trainer_common.logger
 
@@ -321,7 +322,7 @@ class Launcher:
             backbone=config.backbone,
             config_yaml=config_yaml,
             resume=resume,
-            loggers=self._loggers,
+            loggers=self.loggers,
             project=config.project_name,
             config_dir=self.config_dir,
         )

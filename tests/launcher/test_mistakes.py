@@ -179,7 +179,7 @@ def test_an_evaluation_records_the_model_that_it_evaluates(astuner: Command, fol
     assert 'path: "./other"' in (folder / "launcher_record/run-eval/config.yaml").read_text()
     tuned = folder / "launcher_record/tuned"
     shutil.copytree(folder / "model", tuned / "model")
-    (tuned / "environment.json").touch()
+    (tuned / "environment.json").write_text('{"record_format": 1}')
     ended = astuner("eval", "--conf", "run.yaml", "--model", "tuned")
     assert ended.code == 0, ended.out
     assert "path: launcher_record/tuned/model" in (folder / "launcher_record/run-eval/config.yaml").read_text()
