@@ -122,7 +122,6 @@ def test_a_changed_workflow_needs_no_more_than_the_same_command(folder: Path):
         ("task_reader.dataset_file.training.file_path=trian.jsonl", ("no file", "Did you mean train.jsonl")),
         ("rollout.agentscope_workflow='agents->AlwaysRaises'", ("no episode has a reward (8 were run)", "KeyError: 'answer' (at ", "agents.py:")),
         ("rollout.agentscope_workflow='agents->Unscored'", ("no episode has a reward", "no judge is configured")),
-        ("rollout.num_repeat=1", ("rollout.num_repeat must be at least 2",)),
         ("debug.base_url=localhost:8000", ("debug.base_url is 'localhost:8000'", "an address such as http://127.0.0.1:8000/v1")),
         ("--keep-engine", ("--keep-engine needs a vLLM server that astuner starts", "rollout.name: vllm")),
         ("trainer_common.algorithm.adv_estimator=sft", ("algorithm sft has none",)),
