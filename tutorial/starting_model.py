@@ -2,9 +2,10 @@
 
 A randomly initialised Qwen3 model, or a pretrained model, is fine-tuned with astuner's supervised training on the
 transcripts of an example. The result is cached in the user's cache folder under a name that contains a hash of its
-recipe.
+recipe. An example can ship its starting model. It is used as long as the recipe is the one that made it.
 """
 
+import ast
 import contextlib
 import hashlib
 import json
@@ -18,6 +19,8 @@ from filelock import FileLock, Timeout
 from loguru import logger
 
 from tutorial import tiny_tokenizer
+
+RECIPE_HASH = "recipe_hash.txt"
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ def starting_model(
     make_transcripts: Callable[[], list[dict]],
     sources: Sequence[str | Path],
     pretrained: Callable[[], Path] | None = None,
+    shipped: Path | None = None,
 ) -> Path:
     """Return the folder of a starting model. Create the model if it does not exist.
 
@@ -72,10 +76,14 @@ def starting_model(
         recipe: The hyperparameters.
         make_transcripts: Returns rows with `messages`, and with `tools` if the agent has tools. The tokenizer is
             trained on the first 500.
-        sources: Files and texts that determine the transcripts. The model is created again if one of them changes.
+        sources: Files and texts that determine the transcripts. The model is created again if one of them changes,
+            except for comments and docstrings.
         pretrained: Returns the folder of the model that the training starts from. By default, this is a Qwen3 model
             with random weights.
+        shipped: Folder that `ship` wrote. It is returned if it was made with these hyperparameters and sources.
     """
+    if shipped is not None and is_current(shipped, recipe, sources):
+        return shipped
     folder = cache_folder() / f"{recipe.name}_{fingerprint(recipe, sources)}"
     folder.mkdir(parents=True, exist_ok=True)
     with exclusive(folder):
@@ -94,8 +102,39 @@ def cache_folder() -> Path:
 def fingerprint(recipe: Recipe, sources: Sequence[str | Path]) -> str:
     """Return a hash of a recipe, of the sources, and of the code that creates models and tokenizers."""
     files = [Path(__file__), Path(tiny_tokenizer.__file__), *sources]
-    texts = [source.read_text() if isinstance(source, Path) else source for source in files]
+    texts = [_code(source) if isinstance(source, Path) else source for source in files]
     return hashlib.blake2b(json.dumps([asdict(recipe), *texts]).encode(), digest_size=6).hexdigest()
+
+
+def _code(path: Path) -> str:
+    """Return the text of a file. Comments, docstrings and the layout of Python code are left out."""
+    text = path.read_text()
+    if path.suffix != ".py":
+        return text
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node) is not None:
+            node.body = node.body[1:] or [ast.Pass()]
+    return ast.unparse(tree)
+
+
+def ship(model: Path, folder: Path, recipe: Recipe, sources: Sequence[str | Path]) -> None:
+    """Copy a starting model into the folder of its example, with weights in bfloat16 and the hash of its recipe."""
+    from safetensors.torch import load_file, save_file
+
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(model, folder)
+    weights = load_file(folder / "model.safetensors")
+    save_file(
+        {name: tensor.bfloat16() for name, tensor in weights.items()}, folder / "model.safetensors", {"format": "pt"}
+    )
+    (folder / RECIPE_HASH).write_text(fingerprint(recipe, sources) + "\n")
+
+
+def is_current(shipped: Path, recipe: Recipe, sources: Sequence[str | Path]) -> bool:
+    """Return whether a shipped model was made with these hyperparameters and sources."""
+    made_with = shipped / RECIPE_HASH
+    return made_with.exists() and made_with.read_text().strip() == fingerprint(recipe, sources)
 
 
 def build_tokenizer(recipe: Recipe, transcripts: list[dict]):

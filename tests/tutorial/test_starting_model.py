@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.conftest import conversation
 from tutorial.example_math_agent import prepare_model
-from tutorial.starting_model import Recipe, build_tokenizer, cache_folder, fingerprint, starting_model
+from tutorial.starting_model import Recipe, build_tokenizer, cache_folder, fingerprint, ship, starting_model
 
 RECIPE = Recipe(
     "tiny",
@@ -92,6 +94,48 @@ def test_the_fingerprint_changes_with_the_recipe_and_the_sources(tmp_path: Path)
     assert fingerprint(RECIPE, [source, "another prompt"]) != before
     source.write_text("a = 2")
     assert fingerprint(RECIPE, [source, "prompt"]) != before
+    source.write_text("# A comment\na   = 1\n")
+    assert fingerprint(RECIPE, [source, "prompt"]) == before
+    source.write_text('"""A docstring."""\na = 1')
+    assert fingerprint(RECIPE, [source, "prompt"]) == before
+
+
+def test_a_shipped_model_is_used_as_long_as_its_recipe_is_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_folder: Path
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shipped = tmp_path / "shipped"
+    ship(model_folder, shipped, RECIPE, ["a source"])
+    assert starting_model(RECIPE, transcripts, ["a source"], shipped=shipped) == shipped
+    assert not (tmp_path / "cache").exists()
+    before, after = load_file(model_folder / "model.safetensors"), load_file(shipped / "model.safetensors")
+    assert all((before[name].bfloat16() == weight).all() for name, weight in after.items())
+    assert starting_model(RECIPE, transcripts, ["another source"], shipped=shipped).is_relative_to(tmp_path / "cache")
+
+
+def test_the_math_agents_shipped_model_is_that_of_its_recipe() -> None:
+    """If this fails, `python -m tutorial.example_math_agent.prepare_model` makes the model again."""
+    assert prepare_model.tiny_model() == prepare_model.SHIPPED
+
+
+@pytest.mark.long
+def test_the_math_agents_shipped_model_can_be_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processors round differently, so the weights need not be equal, but the models predict about the same."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    made = starting_model(prepare_model.RECIPE, prepare_model.transcripts, prepare_model.SOURCES)
+    assert (made / "tokenizer.json").read_bytes() == (prepare_model.SHIPPED / "tokenizer.json").read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(made)
+    held_out = prepare_model.transcripts()[: prepare_model.RECIPE.validation_transcripts]
+    losses = []
+    for folder in (made, prepare_model.SHIPPED):
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        ids = [
+            tokenizer.apply_chat_template(row["messages"], tools=row["tools"], return_dict=False) for row in held_out
+        ]
+        with torch.no_grad():
+            losses.append([float(model(torch.tensor([row]), labels=torch.tensor([row])).loss) for row in ids])
+    made_loss, shipped_loss = (sum(values) / len(values) for values in losses)
+    assert abs(made_loss - shipped_loss) < 0.02, (made_loss, shipped_loss)
 
 
 def test_an_isolated_pattern_makes_tokens_of_its_own() -> None:

@@ -2,8 +2,12 @@
 
 A randomly initialised Qwen3 model is fine-tuned with astuner's supervised training on seeded transcripts. Half of the
 transcripts use the Python tool and half guess, so the model starts out using the tool about half of the time and
-reinforcement learning can improve on that. The model is cached in the user's cache folder under a name that contains a
-hash of this recipe.
+reinforcement learning can improve on that.
+
+The folder `starting_model` is the result, so that a first run starts at once. If you change this recipe, the model is
+created again, in some minutes, and cached in the user's cache folder. This command puts it into `starting_model`:
+
+    python -m tutorial.example_math_agent.prepare_model
 """
 
 import json
@@ -13,15 +17,17 @@ from pathlib import Path
 from tutorial.example_math_agent import prepare_data
 from tutorial.example_math_agent.math_agent import system_prompt
 from tutorial.example_math_agent.prepare_data import make_splits, make_task
-from tutorial.starting_model import Recipe, starting_model
+from tutorial.starting_model import Recipe, ship, starting_model
 
 RECIPE = Recipe("math_agent_tiny")
 TRANSCRIPTS = 25_600
+SHIPPED = Path(__file__).parent / "starting_model"
+SOURCES = (Path(__file__), Path(prepare_data.__file__), system_prompt)
 
 
 def tiny_model() -> Path:
-    """Return the folder of the starting model. Create the model if it does not exist."""
-    return starting_model(RECIPE, transcripts, [Path(__file__), Path(prepare_data.__file__), system_prompt])
+    """Return the folder of the starting model. Create the model if the shipped one was made with another recipe."""
+    return starting_model(RECIPE, transcripts, SOURCES, shipped=SHIPPED)
 
 
 def transcripts() -> list[dict]:
@@ -67,4 +73,6 @@ def _tools() -> list[dict]:
 
 
 if __name__ == "__main__":
-    print(tiny_model())
+    if (made := tiny_model()) != SHIPPED:
+        ship(made, SHIPPED, RECIPE, SOURCES)
+    print(SHIPPED)
