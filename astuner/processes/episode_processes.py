@@ -32,7 +32,7 @@ _SHOWN = 5
 _SHOWN_CHARACTERS = 100
 # Servers that Python and debugpy start once for the whole process, and guards of the run's services.
 _SHARED = re.compile(r"resource_tracker import main|debugpy[./]adapter|astuner\.processes\.guard")
-_FORK_SERVER = re.compile(r"forkserver import main")
+_FORK_SERVER = re.compile(r"forkserver import main|fork_server\.serve\(\)")
 
 _current: EpisodeProcesses | None = None
 _has_warned = False

@@ -18,15 +18,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self
 
 from loguru import logger
 
 from astuner.errors import SandboxError
+from astuner.sandbox.fork_client import server
 from astuner.system.process_tree import find_process, with_descendants
 
-# Python keeps an imported file's compiled code, and not that of a file that it runs by its path.
-_LAUNCH = "import sys; sys.path.append(sys.argv[1]); from launcher import main; main()"
 _READABLE = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/opt/conda"),
     *("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/ld.so.conf.d", "/etc/localtime", "/etc/alternatives"),
@@ -41,6 +40,7 @@ _MISSING = {
 # A random folder would change the next answer of an agent that sees it.
 _SHOWN_FOLDER = "/tmp/sandbox"
 _MEMORY_POLL_SECONDS = 0.1
+_REPORT_BYTES = 65_536
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -104,16 +104,29 @@ class SandboxRoot:
 
 
 async def run_python_program(
-    code: str, timeout: float, limits: SandboxLimits = SandboxLimits(), *, files: Mapping[str, str] | None = None
+    code: str,
+    timeout: float,
+    limits: SandboxLimits = SandboxLimits(),
+    *,
+    files: Mapping[str, str] | None = None,
+    stdin: str | None = None,
+    isolated: bool = False,
 ) -> SandboxResult:
     """Run a Python program in a sandbox, in an empty working directory that is removed afterwards.
 
     Args:
         timeout: seconds of wall-clock time after which the program is ended.
         files: texts that are written to the working directory, by relative path.
+        stdin: the program's stdin.
+        isolated: whether the program's modules come from the Python environment only, and not from the working
+            directory. The output is then buffered.
+
+    Raises:
+        SandboxError: the system cannot start a process.
     """
-    files = {**(files or {}), "program.py": code}
-    return await run_program([sys.executable, "-u", "program.py"], timeout, limits, files=files)
+    files = {**(files or {}), "program.py": code} | ({} if stdin is None else {"stdin": stdin})
+    job = {"arguments": ["program.py"], "files": files, "python": True, "isolated": isolated}
+    return await _run(job | {"stdin": None if stdin is None else "stdin"}, timeout, limits)
 
 
 async def run_program(
@@ -135,49 +148,60 @@ async def run_program(
             afterwards, and sees the paths of the host. The result names this folder `/tmp/sandbox`.
 
     Raises:
-        SandboxError: the system cannot make the file system of the program.
+        SandboxError: the system cannot make the file system of the program, or cannot start a process.
     """
-    job: dict[str, Any] = {
-        "arguments": list(arguments),
-        "files": dict(files or {}),
-        "root": None if root is None else asdict(root),
-        "readable": _readable(),
-        "limits": asdict(limits) | {"cpu_seconds": min(limits.cpu_seconds, math.ceil(max(timeout, 0)) + 1)},
-    }
+    job = {"arguments": list(arguments), "files": dict(files or {}), "python": False, "stdin": None}
+    return await _run(job, timeout, limits, env=env or {}, root=root)
+
+
+async def _run(
+    job: Mapping[str, Any],
+    timeout: float,
+    limits: SandboxLimits,
+    *,
+    env: Mapping[str, str] | None = None,
+    root: SandboxRoot | None = None,
+) -> SandboxResult:
+    """Run a job of `program_launcher`, with the values that all jobs have."""
     folder = tempfile.mkdtemp(prefix="astuner-sandbox-")
-    report_read, report_write = os.pipe()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        report = stack.enter_context(os.fdopen(report_read, "rb"))
-        job |= {"folder": folder, "env": _environment(folder) | dict(env or {}), "report": report_write}
-        output = _Output(limits.output)
-        with os.fdopen(report_write, "wb"):
-            process, _ = await output.loop.subprocess_exec(
-                lambda: output,
-                *(sys.executable, "-I", "-S", *(["-B"] if sys.dont_write_bytecode else []), "-c", _LAUNCH),
-                str(Path(__file__).parent),
-                env=_environment(folder),
-                cwd=folder,
-                pass_fds=(report_write,),
-                start_new_session=True,
-            )
-        stdin = cast(asyncio.WriteTransport, process.get_pipe_transport(0))  # uvloop's is not a subclass
-        try:
+        whole_job = {
+            **job,
+            "folder": folder,
+            "root": None if root is None else asdict(root),
+            "readable": _readable(),
+            "env": _environment(folder) | dict(env or {}),
+            "limits": asdict(limits) | {"cpu_seconds": min(limits.cpu_seconds, math.ceil(max(timeout, 0)) + 1)},
+        }
+        with tempfile.TemporaryFile() as file, contextlib.ExitStack() as ends:
             # JSON turns subclasses of str and int, which marshal rejects, into str and int.
-            stdin.write(marshal.dumps(json.loads(json.dumps(job))))
-            stdin.close()
-            ended_by = await _wait(process, output, timeout, limits.memory)
-            await output.closed
+            file.write(marshal.dumps(json.loads(json.dumps(whole_job))))
+            file.seek(0)
+            opened: list[tuple[_Stream, int]] = []
+            for limit in (limits.output, limits.output, _REPORT_BYTES):
+                stream, end = await _Stream.open(limit)
+                stack.callback(stream.transport.close)
+                ends.callback(os.close, end)
+                opened.append((stream, end))
+            (stdout, stdout_end), (stderr, stderr_end), (report, report_end) = opened
+            number = server.start((file.fileno(), stdout_end, stderr_end, report_end), _environment("/"))
+        try:
+            ended_by = await _wait(report, number, timeout, limits.memory)
+            await asyncio.wait([stdout.closed, stderr.closed])
         finally:
-            try:
-                await _end(process, output)
-            finally:
-                process.close()  # and its pipes, which are open if the call was cancelled
-        reported: dict[str, Any] = {}
-        for line in report:
-            reported |= ast.literal_eval(line.decode())
-    stdout, stderr = (output.text(fd).replace(folder, _SHOWN_FOLDER) for fd in (1, 2))
-    return _result(reported, stdout, stderr, ended_by, timeout, limits)
+            await _end(report, number)
+    out, err = (stream.text().replace(folder, _SHOWN_FOLDER) for stream in (stdout, stderr))
+    return _result(_reported(report), out, err, ended_by, timeout, limits)
+
+
+def _reported(report: _Stream) -> dict[str, Any]:
+    """Return the values that the launcher has reported."""
+    reported: dict[str, Any] = {}
+    for line in report.text().splitlines(keepends=True):
+        if line.endswith("\n"):
+            reported |= ast.literal_eval(line)
+    return reported
 
 
 def _readable() -> list[str]:
@@ -189,6 +213,8 @@ def _readable() -> list[str]:
 def _result(
     reported: Mapping[str, Any], stdout: str, stderr: str, ended_by: str | None, timeout: float, limits: SandboxLimits
 ) -> SandboxResult:
+    if "pid" not in reported:
+        raise SandboxError("the process of the program cannot be started; check the memory and `ulimit -u`")
     if "unsupported" in reported:
         raise SandboxError(
             f"this system cannot make a sandbox with its own file system: {reported['unsupported']}. It needs user "
@@ -207,68 +233,77 @@ def _result(
     return SandboxResult(-1, stdout, f"{stderr}\n{error}" if stderr else error, missing, ended_by)
 
 
-class _Output(asyncio.SubprocessProtocol):
-    """The beginnings of a process's stdout and stderr.
+class _Stream(asyncio.Protocol):
+    """The beginning of what processes write to a pipe.
 
     Attributes:
-        loop: the event loop of the process.
-        exited: done when the process has exited.
-        closed: done when the process has exited and both streams have ended.
+        closed: done when no process has the end of the pipe.
     """
 
+    transport: asyncio.BaseTransport
+
     def __init__(self, limit: int) -> None:
-        self.loop = asyncio.get_running_loop()
-        self.exited = self.loop.create_future()
-        self.closed = self.loop.create_future()
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._limit = limit
-        self._kept = {1: bytearray(), 2: bytearray()}
-        self._sizes = {1: 0, 2: 0}
+        self._kept = bytearray()
+        self._size = 0
 
-    def pipe_data_received(self, fd: int, data: bytes) -> None:
-        self._sizes[fd] += len(data)
-        self._kept[fd] += data[: self._limit - len(self._kept[fd])]
+    @classmethod
+    async def open(cls, limit: int) -> tuple[Self, int]:
+        """Return a stream and the end of its pipe for the processes."""
+        reader, end = os.pipe()
+        try:
+            stream = cls(limit)
+            await stream.closed.get_loop().connect_read_pipe(lambda: stream, os.fdopen(reader, "rb", 0))
+        except BaseException:
+            os.close(end)
+            raise
+        return stream, end
 
-    def process_exited(self) -> None:
-        self.exited.set_result(None)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._size += len(data)
+        self._kept += data[: self._limit - len(self._kept)]
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.closed.done():
             self.closed.set_result(None)
 
-    def text(self, fd: int) -> str:
-        text = self._kept[fd].decode("utf-8", errors="replace")
-        cut = self._sizes[fd] - self._limit
+    def text(self) -> str:
+        text = self._kept.decode("utf-8", errors="replace")
+        cut = self._size - self._limit
         return f"{text}\n[{cut} more bytes were cut]" if cut > 0 else text
 
 
-async def _wait(process: asyncio.SubprocessTransport, output: _Output, timeout: float, memory: int) -> str | None:
-    """Wait until the sandbox exits, or end it at a limit. Return the exceeded limit, or None if it exited."""
+async def _wait(report: _Stream, number: int, timeout: float, memory: int) -> str | None:
+    """Wait until the sandbox ends, or end it at a limit. Return the exceeded limit, or None if it ended itself."""
     ends_at = time.monotonic() + timeout
-    while not output.exited.done():
+    while not report.closed.done():
         left = ends_at - time.monotonic()
         if left <= 0:
             limit = "time"
-        elif _memory_of_processes(process.get_pid(), memory) > memory:
+        elif _memory_of_processes(_reported(report).get("pid"), memory) > memory:
             limit = "memory"
         else:
-            await asyncio.wait([output.exited], timeout=min(left, _MEMORY_POLL_SECONDS))
+            await asyncio.wait([report.closed], timeout=min(left, _MEMORY_POLL_SECONDS))
             continue
-        await _end(process, output)
+        await _end(report, number)
         return limit
     return None
 
 
-async def _end(process: asyncio.SubprocessTransport, output: _Output) -> None:
-    """End the sandbox, which ends its processes first, and wait for its exit."""
-    if not output.exited.done():
-        with contextlib.suppress(ProcessLookupError):  # it has just exited
-            process.terminate()
-        await asyncio.wait([output.exited])
+async def _end(report: _Stream, number: int) -> None:
+    """End the sandbox, which ends its processes first, and wait until it has ended."""
+    if not report.closed.done():
+        server.end(number)
+        await asyncio.wait([report.closed])
 
 
-def _memory_of_processes(pid: int, enough: int) -> int:
+def _memory_of_processes(pid: int | None, enough: int) -> int:
     """Return the memory of a process and its descendants, in bytes; if it is at most `enough`, an upper bound."""
-    root = find_process(pid)
+    root = None if pid is None else find_process(pid)
     folders = [Path(f"/proc/{process.pid}") for process in with_descendants([root])] if root is not None else []
     bound = 0
     for folder in folders:

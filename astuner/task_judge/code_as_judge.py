@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import secrets
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import Any
 
 from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError, SandboxError, UnscoredError, short_repr, shorten
-from astuner.sandbox import SandboxLimits, SandboxResult, run_program
+from astuner.sandbox import SandboxLimits, SandboxResult, run_python_program
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.task_judge.judge_base import BaseJudge, answer_text, of_task, task_value
 
@@ -111,12 +110,12 @@ class CodeAsJudge(BaseJudge):
     ) -> list[tuple[str, str]]:
         nonce = secrets.token_hex(16)
         job = {"nonce": nonce, "tests": sources, "entry_point": entry_point, "test_timeout": self.test_timeout}
-        files = {name: (_FOLDER / name).read_text(encoding="utf-8") for name in ("tester.py", "solution_host.py")}
-        files |= {"solution.py": code, "job.json": json.dumps(job)}
-        # Isolated, so that modules that the code has written to the folder are not imported.
-        arguments = [sys.executable, "-I", "tester.py"]
+        host = (_FOLDER / "solution_host.py").read_text(encoding="utf-8")
+        files = {"solution_host.py": host, "solution.py": code, "job.json": json.dumps(job)}
+        tester = (_FOLDER / "tester.py").read_text(encoding="utf-8")
         limits = replace(self.limits, output=_REPORT_BYTES)
-        result = await run_program(arguments, self.timeout, limits, files=files)
+        # Isolated, so that modules that the code has written to the folder are not imported.
+        result = await run_python_program(tester, self.timeout, limits, files=files, isolated=True)
         reports: list[dict[str, Any]] = []
         for line in result.stdout.splitlines():
             if line.startswith(f"{nonce} "):
@@ -140,14 +139,12 @@ class CodeAsJudge(BaseJudge):
         left = self.timeout
         for number, pair in enumerate(pairs, start=1):
             expected = str(pair["output"])
-            files = {"program.py": code, "input": str(pair["input"])}
             limits = replace(self.limits, output=max(self.limits.output, 2 * len(expected.encode()) + 1024))
-            arguments = ["sh", "-c", 'exec "$0" -I program.py < input', sys.executable]
             seconds = min(self.test_timeout, left)
             why = "timeout: the tests before took too long"
             if seconds > 0:
                 started = time.monotonic()
-                result = await run_program(arguments, seconds, limits, files=files)
+                result = await run_python_program(code, seconds, limits, stdin=str(pair["input"]), isolated=True)
                 left -= time.monotonic() - started
                 if result.missing is None and result.ended_by is None:
                     raise SandboxError(f"the program did not start: {shorten(result.stderr)}")

@@ -1,22 +1,24 @@
-"""Runs one program in a sandbox. `python -I -S` runs `main`, so it imports the standard library only.
+"""Runs one program in a sandbox, in a fork of `fork_server`. Imports the standard library only.
 
-An agent may run thousands of programs, so this imports little: `json`, `pathlib` and `typing` would take longer than
-the rest of the launcher.
+`json`, `pathlib` and `typing` would take longer to import than the server takes to start.
 
-Stdin is one dictionary, encoded by `marshal`:
+The job is one dictionary, encoded by `marshal`:
 
 - `arguments`, `env`: the program and its environment variables;
+- `python`: whether the arguments are a file of Python code and its arguments, which runs in this process, instead of
+  `python -u`; with `isolated`, its folder is not in `sys.path`, and its output is buffered, as with `python -I`;
+- `stdin`: a file of `files` that is the program's stdin; None, and it is empty;
 - `folder`: a folder of the host that belongs to this call; `files`: the texts to write to it, by name;
 - `root`: None, and the program sees the file system of the host, and works in `folder`. Otherwise, the program sees
   the readable paths and `root["mounts"]` only, folders of the host by their paths in the sandbox, and works in
   `root["cwd"]`;
 - `readable`: the files and folders of the host that it can read;
-- `limits`: see `SandboxLimits`; `report`: the descriptor of a pipe.
+- `limits`: see `SandboxLimits`.
 
-Stdout and stderr are the program's. The launcher writes two dictionaries to the pipe, each a line of Python literals:
+The launcher writes dictionaries to the pipe of the report, each a line of Python literals: `pid`, its process id;
 before the program starts, `missing`, the protections that this system does not have; at its end, `returncode` (-n if
 signal n ended the program). If the system cannot make a `root`, it writes `unsupported`, the reason, and the program
-does not start.
+does not start. The pipe closes when the launcher has ended.
 
 The sandbox has three processes: the launcher, the init process of the program's PID namespace, and the program. When
 init ends, the kernel ends all other processes of the namespace.
@@ -37,6 +39,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any, NoReturn
 
+    from astuner.sandbox import python_program
+else:
+    import python_program
+
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNS, _CLONE_NEWIPC, _CLONE_NEWUSER = 0x00020000, 0x08000000, 0x10000000
 _CLONE_NEWPID, _CLONE_NEWNET = 0x20000000, 0x40000000
@@ -45,6 +51,7 @@ _MS_RDONLY, _MS_NOSUID_NODEV, _MS_NOEXEC, _MS_REMOUNT, _MS_BIND, _MS_REC = 1, 2 
 _MNT_DETACH = 2
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _PR_SET_DUMPABLE = 4
+_PR_SET_SECUREBITS, _SECBIT_NOROOT_LOCKED, _CAPABILITIES_VERSION_3 = 28, 3, 0x20080522
 _PR_SET_PDEATHSIG, _PR_SET_SECCOMP, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 22, 36, 38
 _NOBODY = 65534
 
@@ -65,9 +72,22 @@ _X32 = 0x40000000
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 
 
-def main() -> None:
-    """Run the program that stdin describes."""
-    job = marshal.load(sys.stdin.buffer)
+def run(job_file: int, stdout: int, stderr: int, report: int) -> NoReturn:
+    """Run the program of a job in this process, which exits.
+
+    Args:
+        job_file: a file with the job.
+        stdout, stderr, report: the ends of pipes to write to.
+    """
+    null = os.open("/dev/null", os.O_RDWR)
+    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):  # 0 was the socket of the server
+        os.dup2(source, target)
+        os.close(source)
+    server = os.getppid()
+    with open(job_file, "rb") as file:
+        job = marshal.load(file)
+    job["report"] = report
+    _report(job, pid=os.getpid())
     missing: list[str] = []
     if sys.platform == "linux":
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
@@ -75,21 +95,25 @@ def main() -> None:
         has_namespaces = _enter_root(job) if job["root"] else _enter_namespaces(job["folder"], job["limits"]["disk"])
     except OSError as error:
         _report(job, unsupported=str(error))
-        return
+        os._exit(1)
     if not has_namespaces:
         missing.append("processes")
         signal(SIGTERM, lambda *_: os._exit(_kill_descendants()))
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, SIGTERM)
+        if os.getppid() != server:
+            os.kill(os.getpid(), SIGTERM)
     init = os.fork()
     if init == 0:
         signal(SIGTERM, SIG_DFL)
         if sys.platform == "linux":
             _LIBC.prctl(_PR_SET_PDEATHSIG, SIGKILL)
         _init(job, missing, has_namespaces)
-    os.close(job["report"])
     os.waitpid(init, 0)
     signal(SIGTERM, SIG_DFL)
     if not has_namespaces:
         _kill_descendants()
+    os._exit(0)
 
 
 def _enter_namespaces(folder: str, disk: int) -> bool:
@@ -230,8 +254,8 @@ def _run_program(job: dict[str, Any], missing: list[str], has_namespaces: bool, 
     for name, text in job["files"].items():
         os.makedirs(os.path.dirname(name) or ".", exist_ok=True)
         _write(name, text)
-    null = os.open("/dev/null", os.O_RDWR)
-    os.dup2(null, 0)
+    if job["stdin"] is not None:
+        os.dup2(os.open(job["stdin"], os.O_RDONLY), 0)
     os.closerange(3, start)
     os.closerange(start + 1, 256)
     os.setsid()
@@ -243,13 +267,30 @@ def _run_program(job: dict[str, Any], missing: list[str], has_namespaces: bool, 
         missing.append("files")
     if not _filter_system_calls(has_namespaces) and not has_namespaces:
         missing.append("network")
+    if not job["root"]:  # whose user is root in its own file system
+        _drop_capabilities()
     os.write(start, (" ".join(missing) + "\n").encode())
     os.close(start)
+    if job["python"]:
+        arguments, env, is_isolated = job["arguments"], job["env"], job["isolated"]
+        job.clear()  # the code could find it in the variables of its callers
+        python_program.run(arguments, env, is_isolated=is_isolated)
     try:
         os.execvpe(job["arguments"][0], job["arguments"], job["env"])
     except OSError as error:
         os.write(2, f"{job['arguments'][0]}: {error.strerror}\n".encode())
         os._exit(127)
+
+
+def _drop_capabilities() -> None:
+    """Give up all capabilities, also those that root's programs get at their start."""
+    if sys.platform != "linux":
+        return
+    # Without this, a program of root would gain capabilities, and the kernel would take its user away instead.
+    if _LIBC.prctl(_PR_SET_SECUREBITS, _SECBIT_NOROOT_LOCKED, 0, 0, 0) == 0 or os.geteuid() != 0:
+        header, none = struct.pack("=Ii", _CAPABILITIES_VERSION_3, 0), bytes(24)
+        _LIBC.capset(header, none)
+    _LIBC.prctl(_PR_SET_DUMPABLE, 1)  # its memory can be measured
 
 
 def _set_limits(limits: dict[str, int], has_namespaces: bool) -> None:
