@@ -96,6 +96,11 @@ def share_limits(folder: Path | None) -> None:
     _folder = folder
 
 
+def shared_folder() -> Path | None:
+    """Return the folder of `share_limits`."""
+    return _folder
+
+
 @contextlib.asynccontextmanager
 async def shared_slot(count: int) -> AsyncIterator[None]:
     """Hold one of `count` slots during the block, and wait for one before it. A process that ends frees its slots."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import fcntl
 import json
 import os
+import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -19,6 +22,7 @@ from pydantic import BaseModel
 
 from astuner.errors import JudgeError, shorten
 from astuner.helper_llm.client import NoAnswer
+from astuner.helper_llm.usage import shared_folder
 from astuner.schema import Judgement, WorkflowOutput, WorkflowTask
 from astuner.system.process_tree import kept_pids
 from astuner.task_judge.judge_base import BaseJudge, answer_text, as_text, of_task, task_value
@@ -32,21 +36,27 @@ _MAX_TAIL = 2000
 """The length of a text's end that is searched for an answer, if no answer is marked."""
 
 _SERVER = Path(__file__).with_name("math_verify_server.py")
+_SOCKET = "math-verify"
 
 
-class MathVerifyProcess:
-    """The math-verify server for all threads in a process (see `math_verify_server` for why it is a separate process).
+class MathVerify:
+    """This process's connection to a math-verify server (see `math_verify_server` for why it is a separate process).
 
-    It starts with the first comparison, and restarts if it was killed.
+    The processes of a run share a server, because each takes a second of processor time and 70 MB. The first one that
+    needs it starts it. If it ends, the next one that needs it starts another.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
         self._number = 0  # of the latest request
-        # By the id of this process, so that a forked process starts its own server.
-        self._servers: dict[int, subprocess.Popen[bytes]] = {}
-        os.register_at_fork(after_in_child=lambda: setattr(self, "_lock", threading.Lock()))
+        self._forget()
+        os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
+
+    def _forget(self) -> None:
+        self._lock = threading.Lock()
+        self._connection: socket.socket | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._own_folder: Path | None = None
 
     def is_same(self, gold: Sequence[str], answer: Sequence[str]) -> bool:
         """Return whether two answers are equal; False if the comparison takes too much time or memory.
@@ -61,11 +71,9 @@ class MathVerifyProcess:
         with self._lock:
             self._number += 1
             request = json.dumps({"number": self._number, "gold": gold, "answer": answer}).encode() + b"\n"
-            for _ in range(2):
-                verdict = self._request(request)
-                if verdict is not None:
+            for _ in range(3):  # the connection may have ended before, and then the server
+                if (verdict := self._request(request)) is not None:
                     break
-                self.close()
         if verdict is None:
             raise JudgeError(
                 "the math-verify process was killed twice while it compared an answer; check the available memory"
@@ -79,57 +87,71 @@ class MathVerifyProcess:
         return verdict == "same"
 
     def close(self) -> None:
-        """End the server; the next comparison starts another."""
-        process = self._servers.pop(os.getpid(), None)
-        if process is None:
-            return
-        process.kill()
-        process.wait()
-        kept_pids.discard(process.pid)
-        for pipe in (process.stdin, process.stdout):
-            with suppress(BrokenPipeError):  # a request that was never read
-                assert pipe is not None
-                pipe.close()
+        """Close the connection, and end the server if this process has started it."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+            assert self._server.stdin is not None
+            self._server.stdin.close()
+            kept_pids.discard(self._server.pid)
+            self._server = None
+        if self._own_folder is not None:
+            shutil.rmtree(self._own_folder, ignore_errors=True)
+            self._own_folder = None
 
     def _request(self, request: bytes) -> str | None:
-        """Return `same`, `different`, or `died` if the comparison exceeded its limits; None if the server exited."""
-        process = self._servers.get(os.getpid()) or self._start()
-        assert process.stdin is not None
-        assert process.stdout is not None
-        current = None
-        try:
-            process.stdin.write(request)
-            process.stdin.flush()
-            for line in process.stdout:
-                word, number = line.decode().split()
-                if word == "begin":
-                    current = int(number)
-                elif word == "died" and current != self._number:
-                    # A child that was killed while idle may have read the request already, so it is sent again. If
-                    # both copies are answered, the number identifies the second answer.
-                    process.stdin.write(request)
-                    process.stdin.flush()
-                elif word == "died" or int(number) == self._number:
+        """Return `same`, `different`, or `died` if the comparison exceeded its limits; None if it did not begin."""
+        if self._connection is None:
+            self._connection = self._connect()
+        has_begun = False
+        with suppress(ConnectionError):
+            self._connection.sendall(request)
+            for line in self._connection.makefile("rb"):
+                word = line.split()[0].decode()
+                if word != "begin":
                     return word
-        except BrokenPipeError:
-            return None
-        return None
+                has_begun = True
+        self._connection.close()
+        self._connection = None
+        return "died" if has_begun else None
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _connect(self) -> socket.socket:
+        folder = shared_folder()
+        if folder is None:
+            if self._own_folder is None:
+                self._own_folder = Path(tempfile.mkdtemp(prefix="astuner-math-verify-"))
+            folder = self._own_folder
+        if (connection := _connection(folder)) is None:
+            with (folder / "math-verify.lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)  # one process starts the server
+                if (connection := _connection(folder)) is None:
+                    self._start(folder)
+                    connection = _connection(folder)
+        if connection is None:
+            raise JudgeError("the math-verify process ended at once; check the available memory")
+        return connection
+
+    def _start(self, folder: Path) -> None:
+        if self._server is not None:
+            self._server.kill()
+            self._server.wait()
+            kept_pids.discard(self._server.pid)
         with tempfile.TemporaryFile() as errors:
-            process = subprocess.Popen(
-                [sys.executable, "-P", str(_SERVER)],
+            self._server = subprocess.Popen(
+                [sys.executable, "-P", str(_SERVER), str(folder / _SOCKET)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,  # Ctrl-C reaches only the run, which then ends the server
             )
-            kept_pids.add(process.pid)
-            self._servers[os.getpid()] = process
-            assert process.stdout is not None
-            if process.stdout.readline() == b"ready\n":
-                return process
-            self.close()
+            kept_pids.add(self._server.pid)
+            assert self._server.stdout is not None
+            with self._server.stdout as stdout:
+                if stdout.readline() == b"ready\n":
+                    return
             errors.seek(0)
             reason = errors.read().decode(errors="replace").strip().splitlines()[-1:]
         raise JudgeError(
@@ -138,7 +160,23 @@ class MathVerifyProcess:
         )
 
 
-_math_verify = MathVerifyProcess()
+def _connection(folder: Path) -> socket.socket | None:
+    """Return a connection to the server whose socket is in the folder; None if no server listens."""
+    connection = socket.socket(socket.AF_UNIX)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        # The path of a socket has at most 107 bytes, so Linux gets a short name for the folder.
+        near = f"/proc/self/fd/{descriptor}" if sys.platform == "linux" else str(folder)
+        connection.connect(f"{near}/{_SOCKET}")
+    except (FileNotFoundError, ConnectionRefusedError):
+        connection.close()
+        return None
+    finally:
+        os.close(descriptor)
+    return connection
+
+
+_math_verify = MathVerify()
 
 
 class MathAnswerAsJudge(BaseJudge):

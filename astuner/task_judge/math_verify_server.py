@@ -5,10 +5,10 @@ interrupted in a thread. So answers are compared in a forked child, whose memory
 at its limit of CPU time. The parent stays ready to fork the next child, as importing SymPy takes a second.
 `math_answer_as_judge` starts this program and communicates with it.
 
-Each input line is a JSON object, `{"number": N, "gold": [TEXT, …], "answer": [TEXT, …]}`, with the forms of each answer
-to try to parse, best first. The program writes `ready` once. For each request it writes `begin N`, then `same N` or
-`different N`, or `died CODE` if the child died. If a child is killed from outside, the request may be lost or be read
-by the next child.
+The argument is the path of a Unix socket that the program makes. It writes `ready` to stdout once it listens. Each
+connection has a child of its own, which ends with it. A line that it receives is a JSON object, `{"number": N, "gold":
+[TEXT, …], "answer": [TEXT, …]}`, with the forms of each answer to try to parse, best first. The child answers with the
+line `begin N`, then `same N` or `different N`. The program ends with its standard input.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ import json
 import logging
 import os
 import resource
+import select
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,29 +31,41 @@ MEMORY_BYTES = 2 << 30
 
 def main() -> None:
     """Serve until standard input ends."""
-    replies = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of libraries must not appear among the replies
+    ready = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the output of libraries
     logging.disable()
     with suppress(ValueError, OSError):  # macOS has no such limit
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_AS)[1]))
     is_same([r"\boxed{\frac{1}{2}}"], ["the answer is 0.5"])  # build the parser's tables before the first fork
-    os.write(replies, b"ready\n")
-    while True:
-        child = os.fork()
-        if child == 0:
-            for line in iter(sys.stdin.buffer.readline, b""):
-                request = json.loads(line)
-                os.write(replies, f"begin {request['number']}\n".encode())
-                # The signal has no handler, so it ends the process even within a long operation.
-                signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
-                same = is_same(request["gold"], request["answer"])
-                signal.setitimer(signal.ITIMER_PROF, 0)
-                os.write(replies, f"{'same' if same else 'different'} {request['number']}\n".encode())
+    folder, name = os.path.split(sys.argv[1])
+    os.chdir(folder)  # the path of a socket has at most 107 bytes
+    with suppress(FileNotFoundError):
+        os.unlink(name)  # that of a server which was killed
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(name)
+    listener.listen(socket.SOMAXCONN)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    os.write(ready, b"ready\n")
+    os.close(ready)
+    while 0 not in select.select([listener.fileno(), 0], [], [])[0]:
+        connection, _ = listener.accept()
+        if os.fork() == 0:
+            listener.close()
+            os.close(0)
+            _answer(connection)
             os._exit(0)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if code == 0:
-            return
-        os.write(replies, f"died {code}\n".encode())
+        connection.close()
+
+
+def _answer(connection: socket.socket) -> None:
+    for line in connection.makefile("rb"):
+        request = json.loads(line)
+        connection.sendall(f"begin {request['number']}\n".encode())
+        # The signal has no handler, so it ends the process even within a long operation.
+        signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
+        same = is_same(request["gold"], request["answer"])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        connection.sendall(f"{'same' if same else 'different'} {request['number']}\n".encode())
 
 
 def is_same(gold: Sequence[str], answer: Sequence[str]) -> bool:

@@ -19,7 +19,7 @@ from astuner.config.data import TaskJudgeConfig
 from astuner.errors import JudgeError
 from astuner.schema import Judgement, Task, WorkflowOutput, WorkflowTask
 from astuner.task_judge import math_verify_server
-from astuner.task_judge.math_answer_as_judge import MathAnswerAsJudge, MathVerifyProcess, is_same_answer
+from astuner.task_judge.math_answer_as_judge import MathAnswerAsJudge, MathVerify, is_same_answer
 from astuner.task_judge.scoring import score
 
 GSM8K = "Natalia sold 48/2 = <<48/2=24>>24 clips in May.\nShe sold 48+24 = <<48+24=72>>72 in all.\n#### 72"
@@ -192,7 +192,7 @@ def servers() -> list[psutil.Process]:
 
 
 def test_killed_server_is_restarted() -> None:
-    process = MathVerifyProcess()
+    process = MathVerify()
     before = set(servers())
     assert process.is_same(["x + 1"], ["$1 + x$"]) is False  # a bare expression is no mathematics to math-verify
     assert process.is_same(["$x + 1$"], ["$1 + x$"])
@@ -210,11 +210,46 @@ def test_killed_server_is_restarted() -> None:
     assert set(servers()) == before
 
 
+def test_the_processes_of_a_run_share_a_server_and_replace_it(tmp_path: Path) -> None:
+    folder = tmp_path / ("a" * 120)  # longer than the path of a socket may be
+    folder.mkdir()
+    code = """
+import sys
+from pathlib import Path
+from astuner.helper_llm.usage import share_limits
+from astuner.task_judge.math_answer_as_judge import is_same_answer
+share_limits(Path(sys.argv[1]))
+for line in sys.stdin:
+    print(is_same_answer("x + 1", "1 + x") and not is_same_answer("x + 1", "2 + x"), flush=True)
+"""
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        for _ in range(3)
+    ]
+
+    def compare(some: list[subprocess.Popen[str]]) -> list[str]:
+        for worker in some:
+            print(file=worker.stdin, flush=True)
+        return [worker.stdout.readline().strip() for worker in some]  # type: ignore[union-attr]
+
+    assert compare(workers) == ["True"] * 3
+    owners = [worker for worker in workers if psutil.Process(worker.pid).children()]
+    assert len(owners) == 1
+    owners[0].kill()
+    owners[0].communicate()
+    others = [worker for worker in workers if worker is not owners[0]]
+    assert compare(others) == ["True"] * 2
+    for worker in others:
+        worker.communicate()
+
+
 def test_missing_math_verify_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "math_verify.py").write_text("raise ImportError('no antlr')\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with pytest.raises(JudgeError, match=r"math-verify cannot be started: ImportError: no antlr.* Install it with"):
-        MathVerifyProcess().is_same(["$1$"], ["$x$"])
+        MathVerify().is_same(["$1$"], ["$x$"])
 
 
 def test_neither_the_import_nor_whole_numbers_load_math_verify() -> None:
