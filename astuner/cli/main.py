@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ from astuner.cli.options import (
 )
 from astuner.doors import through_door
 from astuner.errors import AstunerError
+from astuner.system.control_characters import escape_control_characters
 from astuner.system.redaction.redactor import learn_secret_settings
 from astuner.system.signals import Terminated, terminate_on
 
@@ -133,6 +135,8 @@ def load_launcher(
     conf: Path, overrides: tuple[str, ...], backbone: str | None, exp_dir: str, services: tuple[str, ...]
 ) -> Launcher:
     """Load the configuration; re-execute the command in the backbone's environment if necessary."""
+    # First, because the next imports take a second.
+    click.secho(f"{time.strftime('%H:%M:%S')} reading {escape_control_characters(str(conf))}", err=True, dim=True)
     from astuner.config.loading import check_gpus, load_config, resolve_names
     from astuner.config.section import RAY
 

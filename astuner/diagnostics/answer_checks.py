@@ -11,9 +11,10 @@ from collections.abc import Mapping
 import numpy as np
 
 from astuner.context_tracker.audit import describe_masks
-from astuner.diagnostics.evidence import Result, StepEvidence, groups_of, text_of, tokens_digest
+from astuner.diagnostics.evidence import Result, StepEvidence, groups_of, tokens_digest
 from astuner.errors import short_repr, shorten
 from astuner.schema import Floats, Ints, LlmCall
+from astuner.task_rollout.tool_use import text_of
 
 # Log probability of a false alarm in one step.
 _LOG_CHANCE = math.log(1e-9)
@@ -23,6 +24,7 @@ _LOWEST_LOGPROB = -2.5
 # Resolution of logprobs in float32. Logprobs of nearly certain tokens are often equal, because they round to it.
 _ROUNDING = 4e-6
 _BITS = 40
+_MIN_OFFERED = 8
 _NAME = re.compile(r'"(?:name|function|tool|tool_name)"\s*:\s*"([^"]+)"')
 _TAGGED_NAME = re.compile(r"<function=([\w.-]+)|<invoke name=\"([\w.-]+)\"|Action:\s*([\w.-]+)\s*\n\s*Action Input:")
 
@@ -156,6 +158,22 @@ def tool_calls_not_parsed(step: StepEvidence) -> Result:
             "set model.renderer to the family of the model, or to {name: default, tool_parser: NAME} with the parser "
             "of its format; the chat template must describe the same format",
         )
+
+
+def tools_never_called(step: StepEvidence) -> Result:
+    """Find tools that the model has never called, although it has read of them in several episodes."""
+    offered, called = step.tools
+    template = step.start.template
+    if called or offered < _MIN_OFFERED or not template.reads_tool_calls or template.shows_tools is False:
+        return
+    if any(tool_calls_not_parsed(step)):
+        return
+    yield (
+        f"tools were offered in {offered} episodes, and the model called none of them",
+        "say in the system prompt when to call a tool, and show a call; tune the model on transcripts with calls first "
+        "(trainer_common.algorithm.adv_estimator: sft), or choose a model that calls tools; remove a tool that the "
+        "tasks do not need",
+    )
 
 
 def _written_call(text: str) -> str | None:

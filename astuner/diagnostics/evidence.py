@@ -18,6 +18,7 @@ from astuner.errors import WorkflowError
 from astuner.model_tuner.codec import ChatCodec
 from astuner.run_record.updates import SampleUpdate
 from astuner.schema import Episode, Ints, LlmCall, Task, TaskSet
+from astuner.task_rollout.tool_use import ToolUse, text_of
 
 T = TypeVar("T")
 Result = Iterator[tuple[str, str]]
@@ -119,6 +120,7 @@ class StepEvidence:
         previous_tasks: the ids of the previous step's tasks; None for the first step of a process.
         calls_before: number of sampled answers in this process's earlier steps.
         stops_before: number of these answers that end with an end token.
+        tools_before: number of this process's earlier episodes with tools, and number of their tool calls.
     """
 
     start: StartEvidence
@@ -127,6 +129,7 @@ class StepEvidence:
     previous_tasks: frozenset[str] | None = None
     calls_before: int = 0
     stops_before: int = 0
+    tools_before: tuple[int, int] = (0, 0)
 
     @functools.cached_property
     def scored(self) -> tuple[Episode, ...]:
@@ -142,6 +145,13 @@ class StepEvidence:
     def stops(self) -> int:
         """The number of sampled answers that end with an end token."""
         return sum(call.finish_reason == "stop" for call in self.sampled_calls)
+
+    @functools.cached_property
+    def tools(self) -> tuple[int, int]:
+        """The number of episodes with tools so far, and the number of their tool calls."""
+        uses = [use for use in map(ToolUse.of, self.episodes) if use.is_offered]
+        offered, called = self.tools_before
+        return offered + len(uses), called + sum(use.calls for use in uses)
 
 
 @dataclass(frozen=True)
@@ -185,14 +195,6 @@ class Transcript:
                 name, arguments = called.get(str(message.get("tool_call_id")), (str(message.get("name") or ""), ""))
                 results.append((name, arguments, text_of(message)))
         return Transcript(messages, tuple(results))
-
-
-def text_of(message: Mapping[str, Any]) -> str:
-    """Return a message's text, or its parts' texts if the content is a list."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return "\n".join(str(part.get("text") or "") for part in content if isinstance(part, dict))
-    return "" if content is None else str(content)
 
 
 def probe_template(codec: ChatCodec) -> TemplateFacts:

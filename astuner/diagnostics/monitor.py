@@ -37,6 +37,7 @@ _WARNINGS = {
     "duplicate_tasks",
     "reward_column_is_text",
     "tools_without_parser",
+    "tools_never_called",
     "retokenised_by_client",
     "system_prompt_changed",
     "judge_is_inconsistent",
@@ -92,6 +93,7 @@ class Monitor:
         self._rollout: StepEvidence | None = None
         self._gaps: list[float] = []
         self._calls = self._stops = 0
+        self._tools = (0, 0)
         # By check: the step in which it was printed last, and the number of its findings since.
         self._printed: dict[str, tuple[int, int]] = {}
 
@@ -122,10 +124,11 @@ class Monitor:
         previous = (
             frozenset(e.task.task_id for e in before.episodes) if before is not None and before.step < step else None
         )
-        evidence = StepEvidence(self._start, step, episodes, previous, self._calls, self._stops)
+        evidence = StepEvidence(self._start, step, episodes, previous, self._calls, self._stops, self._tools)
         self._rollout = evidence
         self._calls += len(evidence.sampled_calls)
         self._stops += evidence.stops
+        self._tools = evidence.tools
         return self._run("rollout", evidence, step)
 
     def check_update(

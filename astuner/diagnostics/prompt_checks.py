@@ -8,17 +8,15 @@ from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import get_args
 
-from astuner.diagnostics.evidence import REFERENCE_FIELDS, Result, StepEvidence, Transcript, reference, text_of
+from astuner.diagnostics.evidence import REFERENCE_FIELDS, Result, StepEvidence, Transcript, reference
 from astuner.diagnostics.start_checks import BOS_FIX
 from astuner.errors import short_repr
 from astuner.model_tuner.tool_parsers import TOOL_PARSER_NAMES
 from astuner.schema import ForkCause, Ints, LlmCall, Task
+from astuner.task_rollout.tool_use import FAILURE, text_of
 
 # Maximum number of prompts that are decoded in a step, because decoding is slow.
 _DECODED_PROMPTS = 8
-_FAILURE = re.compile(
-    r"^\W{0,3}(?:error\b|traceback\b|exception\b|failed\b|[A-Z]\w*(?:Error|Exception)\b)", re.IGNORECASE
-)
 # Errors that the arguments of the call may have caused. Another call may succeed.
 _CALLERS_MISTAKE = re.compile(
     r"argument|parameter|not found|unknown|no such|invalid|json|syntax|valid|required|unexpected|schema|not defined|"
@@ -241,7 +239,7 @@ def tool_always_fails(step: StepEvidence) -> Result:
             len(calls) >= 4
             and len({task for task, _, _ in calls}) >= 2
             and len(failures) <= max(1, len(calls) // 8)
-            and all(_FAILURE.search(text.strip()) for text in texts)
+            and all(FAILURE.search(text.strip()) for text in texts)
             and not any(_CALLERS_MISTAKE.search(text) for text in texts)
         ):
             yield (

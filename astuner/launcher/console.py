@@ -32,6 +32,7 @@ from astuner.system.redaction.output import redacted_output
 from astuner.system.redaction.redactor import redact
 from astuner.task_rollout.rollout import describe_failures
 from astuner.task_rollout.statistics import scored, tokens_of
+from astuner.task_rollout.tool_use import ToolUse
 from astuner.viewer.transcripts import DEFAULT_SHOWN, Shown, print_transcripts
 
 if TYPE_CHECKING:
@@ -197,18 +198,24 @@ def print_internal_error(error: BaseException) -> None:
 
 
 def episode_table(title: str, episodes: Sequence[Episode]) -> Table:
-    """Return a table with one row per episode. A narrow terminal truncates the task's text, never a number."""
+    """Return a table with one row per episode. A narrow terminal truncates the task's text, never a number.
+
+    The column of tool calls is there if an episode offers tools.
+    """
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     table.add_column("task")
-    for name in ("reward", "success", "calls", "tokens", "samples", "forks", "seconds"):
+    uses = [ToolUse.of(episode) for episode in episodes]
+    tools = ("tools",) if any(use.is_offered for use in uses) else ()
+    for name in ("reward", "success", "calls", *tools, "tokens", "samples", "forks", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
-    for episode in episodes:
+    for episode, use in zip(episodes, uses, strict=True):
         task = escape_control_characters(episode.task.main_query[:40]).replace("\n", "␊").replace("\t", "␉")
         table.add_row(
             Text(task, no_wrap=True, overflow="ellipsis"),
             "-" if episode.reward is None else f"{episode.reward:.2f}",
             "-" if episode.is_success is None else ("yes" if episode.is_success else "no"),
             str(len(episode.calls)),
+            *((f"{use.calls} ({use.failed} failed)" if use.failed else str(use.calls),) if tools else ()),
             str(tokens_of([episode]).raw),
             str(len(episode.samples)),
             str(sum(call.fork is not None for call in episode.calls)),

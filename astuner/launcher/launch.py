@@ -104,11 +104,12 @@ class Launcher:
         )
 
     def log_notices(self) -> None:
-        """Log the notices to the console."""
+        """Log the notices to the console, and that the backbone is loaded next, which takes seconds."""
         log_to_console(make_console())
         self._log_backbone(logger.info)
         for notice in self.notices:
             logger.warning("{}", notice)
+        logger.info("loading the backbone {}", self.config.astuner.backbone)
 
     def _log_backbone(self, log: Callable[..., None]) -> None:
         if self.backbone_reason:
@@ -281,8 +282,10 @@ class Launcher:
         if is_ray_backbone and is_own_ray(config.trainer_common.ray_address, self.services.ray):
             # Before the user's code is imported, because importing ray reads the environment.
             stack.enter_context(through_door("ray", "on_loopback")())
+        logger.info("reading the tasks and the model's tokenizer")
         with warn_if_slow("read_tasks", config.deadlines, active):
             run_inputs = load_inputs()
+        logger.info("loading the agent")
         return stack.enter_context(with_episodes(config, run_inputs))
 
     def _record_inputs(self, run_inputs: RunInputs, folder: Path) -> None:

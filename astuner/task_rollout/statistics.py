@@ -13,6 +13,7 @@ import numpy as np
 from astuner.context_tracker.audit import count_tokens
 from astuner.errors import UnscoredError
 from astuner.schema import Episode, ForkCause, TokenCounts
+from astuner.task_rollout.tool_use import ToolUse
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,20 @@ def batch_metrics(episodes: Sequence[Episode], tokens: TokenCounts | None = None
         for name, value in episode.log_metrics.items():
             workflow[name].append(float(value))
     metrics.update({f"workflow/{name}": _mean(values) for name, values in workflow.items()})
-    return metrics | _judge_metrics(episodes)
+    return metrics | _tool_metrics(episodes) | _judge_metrics(episodes)
+
+
+def _tool_metrics(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return the use of tools; empty if no episode has tools."""
+    uses = [use for use in map(ToolUse.of, episodes) if use.is_offered]
+    if not uses:
+        return {}
+    return {
+        "tools/offered": len(uses),
+        "tools/used": sum(use.calls > 0 for use in uses),
+        "tools/calls": _mean([use.calls for use in uses]),
+        "tools/failed": sum(use.failed for use in uses),
+    }
 
 
 def _judge_metrics(episodes: Sequence[Episode]) -> dict[str, float]:

@@ -255,6 +255,21 @@ def test_tool_calls_that_are_not_parsed(evidence: Evidence):
     assert found("tool_calls_not_parsed", evidence.step(episodes(False, WRITTEN.replace("add", "subtract")))) == []
 
 
+def test_tools_that_are_never_called(evidence: Evidence):
+    def episodes(count: int, text: str = "It is 3.") -> list[Episode]:
+        calls = [evidence.call(f"e{n}", [user("1 + 2?")], text, tools=TOOLS) for n in range(count)]
+        return [evidence.episode(make_task(n), 0, 0.0, calls=(call,)) for n, call in enumerate(calls)]
+
+    ((message, fix),) = found("tools_never_called", evidence.step(episodes(8)))
+    assert "offered in 8 episodes" in message
+    assert "system prompt" in fix
+    assert "120 episodes" in found("tools_never_called", evidence.step(episodes(8), tools_before=(112, 0)))[0][0]
+    assert found("tools_never_called", evidence.step(episodes(7))) == []
+    assert found("tools_never_called", evidence.step(episodes(8), tools_before=(8, 1))) == []
+    assert found("tools_never_called", evidence.step([*episodes(8), *episodes(1, WRITTEN)])) == []
+    assert found("tools_never_called", evidence.step(evidence.ordinary())) == []
+
+
 @pytest.mark.parametrize("fault", ["context", "missed", "shifted", "call lost"])
 def test_a_mask_that_does_not_fit_the_calls(evidence: Evidence, fault: str):
     def change(episode: Episode) -> Episode:

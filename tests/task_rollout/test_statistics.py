@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 
@@ -100,3 +100,34 @@ def test_metrics_of_judgements():
     assert metrics["judge/tokens"] == 20.0
     assert (metrics["episodes/unscored"], metrics["unscored/rate_limit"], metrics["episodes/failed"]) == (2, 1, 3)
     assert batch_metrics([episode("a", 1.0)])["episodes/unscored"] == 0
+
+
+def test_offered_called_and_failed_tools_are_counted():
+    def call(number: int, *messages: dict[str, Any], **fields: Any) -> LlmCall:
+        own = LlmCall(f"c{number}", "e", (1,), (2,), (-0.1,), "stop", messages=messages, tools_hash="t")
+        return replace(own, **fields)
+
+    def calling(*ids: str) -> dict[str, Any]:
+        return {
+            "role": "assistant",
+            "tool_calls": [{"id": i, "function": {"name": "f", "arguments": "{}"}} for i in ids],
+        }
+
+    question, answer = {"role": "user", "content": "?"}, {"role": "assistant", "content": "!"}
+    results = [
+        {"role": "tool", "tool_call_id": "1", "content": "<returncode>1</returncode><stdout></stdout>"},
+        {"role": "tool", "tool_call_id": "2", "content": [{"type": "text", "text": "Error: no such file"}]},
+        {"role": "tool", "tool_call_id": "3", "content": "<returncode>0</returncode><stdout>an Error</stdout>"},
+    ]
+    history = (question, calling("1", "2", "3"), *results)
+    used = episode("a", 1.0, calls=(call(0, *history[:2]), call(1, *history, calling("4")), call(2, *history, answer)))
+    unused = episode("b", 0.0, calls=(call(3, question, answer),))
+    other = episode("c", 0.0, calls=(call(4, *history[:2], trained=False), call(5, question, answer, tools_hash="")))
+    metrics = batch_metrics([used, unused, other])
+    assert {name: value for name, value in metrics.items() if name.startswith("tools/")} == {
+        "tools/offered": 2,
+        "tools/used": 1,
+        "tools/calls": 2.0,
+        "tools/failed": 2,
+    }
+    assert not [name for name in batch_metrics([other]) if name.startswith("tools/")]

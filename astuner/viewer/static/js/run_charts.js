@@ -14,7 +14,8 @@ const CHARTS = [
   ["Entropy", ["entropy"]],
   ["Clip fraction", ["clip_fraction"]],
   ["Lengths in tokens", ["length/prompt", "length/response", "length/response_max", "length/sample"]],
-  ["Calls and samples per episode", ["episodes/calls", "episodes/samples"]],
+  ["Calls and samples per episode", ["episodes/calls", "episodes/samples", "tools/calls"]],
+  ["Tools", ["tools/offered", "tools/used", "tools/failed"]],
   ["Tokens", ["tokens/raw", "tokens/distinct", "tokens/trained"]],
   ["Seconds by phase", ["time/rollout", "time/update", "time/step", "time/validation"]],
 ];
