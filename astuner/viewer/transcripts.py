@@ -110,6 +110,8 @@ class EpisodeTranscript:
                 yield Text(f"{'':{_LABEL_WIDTH}}… {left_out} messages …", style="dim")
             if left_out <= 0 or not _MAX_MESSAGES // 2 <= index < _MAX_MESSAGES // 2 + left_out:
                 style = _ROLE_STYLES.get(str(message.get("role")), "")
+                if reasoning := message.get("reasoning_content"):
+                    yield from self._text_lines("thinking", str(reasoning), "dim", "dim italic", width)
                 for number, (text, text_style) in enumerate(_parts(message)):
                     yield from self._text_lines("" if number else label, text, style, text_style, width)
         if episode.error is not None:
@@ -156,9 +158,7 @@ def _new_messages(calls: Sequence[LlmCall]) -> Iterator[tuple[str, Mapping[str, 
 
 
 def _parts(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the texts of a message with their styles: thinking, content and tool calls."""
-    if reasoning := message.get("reasoning_content"):
-        yield str(reasoning), "dim italic"
+    """Yield the texts of a message with their styles: content and tool calls."""
     calls = message.get("tool_calls") or ()
     content: object = message.get("content")
     if isinstance(content, list | tuple):

@@ -69,8 +69,8 @@ def test_each_message_is_shown_once_with_its_speaker() -> None:
     shown = [line.split(maxsplit=1) for line in lines(EpisodeTranscript("best", episode(1.0, calls=calls)))[1:]]
     assert shown == [
         ["user", "What is 3 + 4?"],
-        ["solver", "I add"],
-        ["→", 'add {"a": 3}'],
+        ["thinking", "I add"],
+        ["solver", '→ add {"a": 3}'],
         ["tool", "7"],
         ["solver", "It is 7."],
         ["user", "Is 7 right?"],
