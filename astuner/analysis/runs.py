@@ -22,6 +22,7 @@ from astuner.run_record.recorded_run import (
     result_difference,
     setting_differences,
 )
+from astuner.run_record.verdict import OUTCOME_WORDS
 from astuner.system.clock import duration_text
 
 _STYLES = {"running": "green", "finished": "", "failed": "bold red", "stopped": "yellow"}
@@ -61,7 +62,7 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the list of runs as a table."""
     table = plain_table()
     table.add_column("run", overflow="fold")
-    for name in ("state", "backbone"):
+    for name in ("state", "verdict", "backbone"):
         table.add_column(name, no_wrap=True)
     for name in ("steps", "reward", "success", "time"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -75,6 +76,7 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
         table.add_row(
             escape(row["run"]),
             f"[{_STYLES[row['state']]}]{row['state']}[/]" if _STYLES[row["state"]] else row["state"],
+            OUTCOME_WORDS.get(row["outcome"], "-"),
             escape(str(row["backbone"] or "-")),
             str(row["steps"]),
             "-" if row["reward"] is None else f"{row['reward']:.2f}",
@@ -95,6 +97,7 @@ def print_comparison(console: Console, runs: Sequence[RecordedRun]) -> None:
         table.add_column(escape(row["run"]), overflow="fold")
     lines: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
         ("state", lambda row: row["state"]),
+        ("verdict", lambda row: OUTCOME_WORDS[row["outcome"]]),
         ("backbone", lambda row: str(row["backbone"])),
         ("algorithm", lambda row: str(row["algorithm"])),
         ("model", lambda row: shorten(str(row["model"]), 60)),

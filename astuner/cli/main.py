@@ -59,6 +59,11 @@ def astuner() -> None:
     is_flag=True,
     help="Keep the vLLM server warm for later runs. Only with --backbone=debug and rollout.name: vllm.",
 )
+@click.option(
+    "--require",
+    type=click.Choice(["learned", "not-worse"]),
+    help="Exit with code 3 if the run's verdict is another: it did not learn, or it got worse.",
+)
 @SHOW
 @DEBUGGER
 @SERVICES
@@ -70,11 +75,12 @@ def train(
     model: str | None,
     validation: bool,
     keep_engine: bool,
+    require: str | None,
     show: Shown | None,
     services: tuple[str, ...],
     exp_dir: str,
     overrides: tuple[str, ...],
-) -> None:
+) -> int:
     """Train the model (the default command).
 
     With --backbone=debug, roll out a few episodes without training.
@@ -82,6 +88,8 @@ def train(
     if model is not None:
         overrides = (*overrides, f"astuner.model.path={quoted(_of_run(model, exp_dir))}")
     launcher = load_launcher(conf, overrides, backbone, exp_dir, services)
+    if launcher.config.astuner.backbone == "debug" and require is not None:
+        raise click.UsageError("--require needs a training; --backbone=debug has no verdict")
     if launcher.config.astuner.backbone == "debug":
         launcher.debug("val" if validation else "train", keep_engine=keep_engine, shown=show)
     elif keep_engine:
@@ -92,6 +100,12 @@ def train(
         raise click.UsageError("--validation requires --backbone=debug; to evaluate a model, use `astuner eval`")
     else:
         launcher.train()
+        if require is not None:
+            from astuner.run_record.recorded_run import RecordedRun, run_outcome
+
+            outcome = run_outcome(RecordedRun(Path(launcher.config.astuner.experiment_dir)))
+            return 3 if outcome == "worse" or (require == "learned" and outcome != "learned") else 0
+    return 0
 
 
 @astuner.command(name="eval", cls=ServicesCommand)
@@ -152,8 +166,8 @@ def load_launcher(
 def main() -> None:
     """Run the command and exit.
 
-    Exit codes: 0 for success, 1 for an error (printed as one message), 2 for an invalid command line, 130 for Ctrl-C,
-    128 + n if signal n ended the command (143 for SIGTERM).
+    Exit codes: 0 for success, 1 for an error (printed as one message), 2 for an invalid command line, 3 for a verdict
+    that --require rejects, 130 for Ctrl-C, 128 + n if signal n ended the command (143 for SIGTERM).
     """
     if isinstance(sys.stdout, io.TextIOWrapper):  # of a terminal or pipe whose encoding may lack `→`
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -20,7 +20,7 @@ from astuner.run_record.files import dump_json, write_atomically
 from astuner.run_record.folder import is_being_written, is_record
 from astuner.run_record.metrics import MetricsRow, difference_interval, read_metrics, success_interval
 from astuner.run_record.summary import RunSummary, ValidationSummary, read_summary
-from astuner.run_record.verdict import run_verdict
+from astuner.run_record.verdict import Outcome, run_verdict
 
 RunState = Literal["running", "finished", "failed", "stopped"]
 RunKind = Literal["training", "evaluation", "debug", "check"]
@@ -219,10 +219,21 @@ def describe_result(facts: RecordedRun) -> dict[str, Any]:
         "kl_start": _last(rows, "loss/kl"),
         "kl_update": _last(rows, "kl/update"),
         "tokens": summary.tokens.model_dump() if summary else None,
-        "outcome": verdict.outcome,
+        "outcome": verdict.outcome,  # also of a run that has not finished
         "verdict": list(verdict.lines),
         "suggestions": list(verdict.suggestions),
     }
+
+
+def run_outcome(facts: RecordedRun, rows: Sequence[MetricsRow] | None = None) -> Outcome | None:
+    """Return whether a finished run's model learned; None if the run has not finished, or does not train.
+
+    Args:
+        rows: the run's metrics, if they have been read.
+    """
+    if facts.summary is None or not facts.summary.steps or facts.kind != "training":
+        return None
+    return run_verdict(facts.summary, _metrics(facts) if rows is None else rows).outcome
 
 
 def result_difference(first: RecordedRun, other: RecordedRun) -> str:
@@ -256,6 +267,7 @@ def _describe(facts: RecordedRun, rows: Sequence[MetricsRow]) -> dict[str, Any]:
         "run": facts.name,
         "kind": facts.kind,
         "state": facts.state,
+        "outcome": run_outcome(facts, rows),
         "backbone": facts.backbone,
         "algorithm": facts.algorithm,
         "model": facts.model,

@@ -10,7 +10,15 @@ from typing import Literal
 from astuner.run_record.metrics import MetricsRow, difference_interval, success_interval
 from astuner.run_record.summary import RunSummary, ValidationsSummary, ValidationSummary
 
-Outcome = Literal["learned", "worse", "unclear", "unmeasured"]
+Outcome = Literal["learned", "worse", "unclear", "nothing", "unmeasured"]
+OUTCOME_WORDS: dict[Outcome, str] = {
+    "learned": "learned",
+    "worse": "got worse",
+    "unclear": "no clear change",
+    "nothing": "nothing to learn from",
+    "unmeasured": "cannot tell",
+}
+"""The verdict in words."""
 
 _FEW_EPISODES = 50
 _FEW_STEPS = 20
@@ -22,7 +30,9 @@ class RunVerdict:
     """Whether a run's model learned, judged by its validations and metrics.
 
     Attributes:
-        outcome: whether the success rate rose or fell beyond noise; `unmeasured` without two validations.
+        outcome: whether the success rate rose or fell beyond noise, or the loss on the validation transcripts fell;
+            `nothing` if it did neither, and the episodes had nothing to learn from; `unmeasured` without a validation
+            before and after.
         lines: sentences for the user, the verdict first.
         suggestions: possible reasons that the model did not learn, with the keys to change.
     """
@@ -44,22 +54,30 @@ def run_verdict(summary: RunSummary | None, rows: Sequence[MetricsRow]) -> RunVe
             return RunVerdict("unmeasured", ())
         return RunVerdict("unmeasured", (f"success {_rate_text(after)}; reward {after.reward:.3f}",))
     lines: list[str] = []
+    suggestions: list[str] = []
     outcome: Outcome = "unmeasured"
+    losses = [(row.step, loss) for row in rows if (loss := row.metrics.get("val/loss")) is not None]
     if before and after and before.success_rate is not None and after.success_rate is not None:
         outcome, line = _compare(before, after)
         lines.append(line)
-    elif after and after.success_rate is not None:
-        lines.append(
-            f"success at the end: {_rate_text(after)}. The starting model was not measured (val_before_train: False)"
-        )
+    elif len(losses) > 1 and losses[0][0] == 0:
+        outcome, line = _compare_losses(losses[0][1], losses[-1][1])
+        lines.append(line)
+    elif summary is not None:
+        line, suggestion = _what_is_missing(after)
+        lines.append(line)
+        suggestions.append(suggestion)
+    if summary is not None and outcome in ("unclear", "unmeasured") and (reason := _nothing_to_learn(summary, rows)):
+        outcome = "nothing"
+        lines.insert(0, f"nothing to learn from: {reason}")
     rewards = [reward for row in rows if (reward := row.metrics.get("reward/mean")) is not None]
     if len(rewards) > 1:
         quarter = max(len(rewards) // 4, 1)
         first, last = math.fsum(rewards[:quarter]) / quarter, math.fsum(rewards[-quarter:]) / quarter
         lines.append(f"training reward {first:.2f} → {last:.2f} (means of the first and last {_steps(quarter)})")
     lines += _notes(rows)
-    did_not_learn = summary is not None and outcome in ("unclear", "worse")
-    suggestions = _suggestions(before, rows) if did_not_learn else ()
+    if summary is not None and outcome in ("unclear", "worse", "nothing"):
+        suggestions = _suggestions(before, rows)
     return RunVerdict(outcome, tuple(lines), tuple(suggestions))
 
 
@@ -91,6 +109,44 @@ def _compare(before: ValidationSummary, after: ValidationSummary) -> tuple[Outco
     else:
         outcome, text = "unclear", "no clear change"
     return outcome, f"{text}: success {_rate_text(before)} → {_rate_text(after)} ({change})"
+
+
+def _compare_losses(before: float, after: float) -> tuple[Outcome, str]:
+    """Return whether the loss on the validation transcripts fell. It has no noise: the transcripts are the same."""
+    outcome: Outcome = "learned" if after < before else "worse" if after > before else "unclear"
+    text = {"learned": "it learned", "worse": "it got worse", "unclear": "no change"}[outcome]
+    return outcome, f"{text}: loss on the validation transcripts {before:.4g} → {after:.4g}"
+
+
+def _what_is_missing(after: ValidationSummary | None) -> tuple[str, str]:
+    """Return why a run cannot tell whether it learned, and what to add."""
+    if after is not None and after.success_rate is not None:
+        return (
+            "cannot tell whether it learned: the starting model was not measured (val_before_train: False). Success at "
+            f"the end: {_rate_text(after)}",
+            "set trainer_common.val_before_train: True",
+        )
+    return (
+        "cannot tell whether it learned: the run has no validation with a result",
+        "give validation tasks (task_reader), and set trainer_common.val_before_train: True",
+    )
+
+
+def _nothing_to_learn(summary: RunSummary, rows: Sequence[MetricsRow]) -> str:
+    """Return why the training episodes had nothing to learn from; "" if they had."""
+    episodes = summary.episodes
+    total = episodes.ok + episodes.failed + episodes.dropped
+    if 2 * episodes.failed > total:
+        return f"{episodes.failed} of {total} episodes failed"
+    if total and 2 * episodes.dropped > total:
+        return f"{episodes.dropped} of {total} episodes had no token to train"
+    steps, without = _signal_counts(rows)
+    if not steps or without < steps:
+        return ""
+    values = {row.metrics[name] for row in rows for name in ("reward/min", "reward/max") if name in row.metrics}
+    if len(values) == 1:
+        return f"every reward was {values.pop():g}"
+    return "all episodes of each task had equal rewards, in every step"
 
 
 def _rate_text(entry: ValidationSummary) -> str:

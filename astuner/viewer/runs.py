@@ -11,7 +11,7 @@ from typing import Any
 from astuner.errors import RecordError
 from astuner.run_record.findings import FindingSummary, read_findings, summarise_findings
 from astuner.run_record.folder import is_record
-from astuner.run_record.recorded_run import RecordedRun, run_state
+from astuner.run_record.recorded_run import RecordedRun, run_outcome, run_state
 from astuner.run_record.summary import RunSummary
 from astuner.viewer import queries
 from astuner.viewer.index import RunIndex
@@ -184,6 +184,7 @@ def _listed_facts(facts: RecordedRun) -> dict[str, Any]:
         "validation": summary.validation.model_dump() if summary else None,
         "seconds": summary.seconds if summary else None,
         "outcomes": summary.episodes.model_dump() if summary else None,
+        "verdict": run_outcome(facts),
     }
 
 

@@ -10,7 +10,7 @@ import pytest
 from astuner.launcher.run_result import choose_task
 from astuner.run_record.episodes import EpisodeEntry
 from astuner.run_record.metrics import MetricsRow
-from astuner.run_record.summary import RunSummary, ValidationsSummary, ValidationSummary
+from astuner.run_record.summary import EpisodesSummary, RunSummary, ValidationsSummary, ValidationSummary
 from astuner.run_record.verdict import run_verdict
 from tests.launcher.conftest import Command
 
@@ -37,7 +37,7 @@ def described(before: float | None, after: float, episodes: int = 100, **changes
         (0.0, 0.0, 100, "no clear change: success 0.0% ± 4 on 100 episodes → 0.0% ± 4"),
         (0.0, 1.0, 1, "no clear change: "),
         (0.40, 0.48, 1000, "it learned: "),
-        (None, 0.48, 100, "success at the end: 48.0% ± 10 on 100 episodes. The starting model was not measured"),
+        (None, 0.48, 100, "cannot tell whether it learned: the starting model was not measured (val_before_train: "),
     ],
 )
 def test_the_verdict_follows_the_interval(before: float | None, after: float, episodes: int, verdict: str) -> None:
@@ -59,6 +59,39 @@ def test_a_run_that_did_not_learn_names_possible_reasons() -> None:
     assert "the updates hardly changed the model" in described(0.1, 0.1, **{"kl/update": 1e-9})
     assert "more rollout.num_repeat" in described(0.1, 0.1, **{"update/groups_without_variance": 1.0})
     assert "a validation has 4 episodes" in described(0.1, 0.1, 4)
+
+
+def outcome_of(*rows: dict[str, float], steps: int = 2, **episodes: int) -> tuple[str, str]:
+    """The outcome and the first line of a run without a validation of success."""
+    summary = RunSummary(backbone="local", seed=1, steps=steps, seconds=1.0, episodes=EpisodesSummary(**episodes))
+    verdict = run_verdict(summary, [MetricsRow(step, 0.0, row) for step, row in enumerate(rows)])
+    return verdict.outcome, (*verdict.lines, "")[0]
+
+
+def test_a_run_with_nothing_to_learn_from_says_why() -> None:
+    idle = STEP | {"update/groups_without_variance": 1.0}
+    assert outcome_of(idle | {"reward/min": 0.0, "reward/max": 0.0}) == (
+        "nothing",
+        "nothing to learn from: every reward was 0",
+    )
+    assert outcome_of(idle | {"reward/min": 0.0, "reward/max": 1.0})[1].endswith("equal rewards, in every step")
+    lost = ("nothing", "nothing to learn from: 70 of 120 episodes failed")
+    assert outcome_of(STEP, ok=50, failed=70) == lost
+    assert outcome_of(STEP, ok=10, dropped=30)[1].endswith("30 of 40 episodes had no token to train")
+    assert outcome_of(STEP, idle, ok=70, failed=50)[0] == "unmeasured"
+    assert outcome_of(STEP, steps=0, failed=9) == ("unmeasured", "")  # an evaluation
+
+
+def test_a_run_that_cannot_tell_says_what_to_add() -> None:
+    assert outcome_of(STEP) == ("unmeasured", "cannot tell whether it learned: the run has no validation with a result")
+    assert "  - set trainer_common.val_before_train: True" in described(None, 0.48)
+
+
+def test_supervised_training_is_measured_by_its_loss() -> None:
+    fell = ("learned", "it learned: loss on the validation transcripts 2 → 1.5")
+    assert outcome_of({"val/loss": 2.0}, STEP, {"val/loss": 1.5}) == fell
+    assert outcome_of({"val/loss": 2.0}, {"val/loss": 2.5})[0] == "worse"
+    assert outcome_of(STEP, {"val/loss": 2.5}, {"val/loss": 1.5})[0] == "unmeasured"  # not before the training
 
 
 def test_an_unfinished_run_is_compared_by_its_validations_so_far() -> None:
@@ -100,3 +133,8 @@ def test_a_training_run_ends_with_a_task_before_and_after(train: Command, folder
     assert "── after step 2, reward" in out
     assert "no clear change: success " in out
     assert "── before" not in train("trainer_common.val_before_train=false").out
+
+
+def test_the_exit_code_may_follow_the_verdict(train: Command) -> None:
+    assert train("trainer_common.val_before_train=true", "--require=not-worse").code == 0
+    assert train("trainer_common.val_before_train=true", "--require=learned").code == 3

@@ -4,8 +4,13 @@ import { link } from "./address.js";
 import { brief, count, h, real, share } from "./dom.js";
 import { swatch } from "./charts.js";
 
-const SHADES = { learned: "good", worse: "bad", unclear: "warn", unmeasured: "soft" };
-const WORDS = { learned: "it learned", worse: "it got worse", unclear: "no clear change", unmeasured: "not measured" };
+const SHADES = { learned: "good", worse: "bad", unclear: "warn", nothing: "bad", unmeasured: "soft" };
+const WORDS = {
+  learned: "learned", worse: "got worse", unclear: "no clear change", nothing: "nothing to learn from", unmeasured: "cannot tell",
+};
+
+// The verdict in one word, in its colour.
+export const verdictWord = (outcome) => (outcome ? h("span", { class: SHADES[outcome] }, WORDS[outcome]) : "–");
 
 // The verdict on one run.
 export function verdict(row, state) {
@@ -22,7 +27,7 @@ export function verdict(row, state) {
 export function resultTable({ rows, differences }) {
   const rate = (value, interval) => (interval ? [share(value), h("small", { class: "soft" }, ` ${interval.map((end) => (100 * end).toFixed(1)).join(" to ")}`)] : share(value));
   const lines = [
-    ["state", (row) => row.state], ["verdict", (row) => h("span", { class: SHADES[row.outcome] }, WORDS[row.outcome])],
+    ["state", (row) => row.state], ["verdict", (row) => verdictWord(row.outcome)],
     ["success before", (row) => rate(row.success_before, row.interval_before)], ["success after", (row) => rate(row.success, row.interval)],
     ["reward, last step", (row) => real(row.reward)], ["KL to the start", (row) => real(row.kl_start, 4)], ["KL of the last update", (row) => real(row.kl_update, 5)],
     ["steps", (row) => count(row.steps)], ["time", (row) => duration(row.seconds)], ["failed episodes", (row) => count(row.failed_episodes)],

@@ -1,6 +1,7 @@
 // Columns of the list of runs. `value` is what the column is sorted by, `cell` what it shows.
 
 import { brief, count, h, real, share, svg } from "./dom.js";
+import { verdictWord } from "./results.js";
 
 const last = (metric) => (run) => run.last?.[metric];
 const ofMetric = (title, metric, show = real) => ({ title, metric, value: last(metric), cell: (run) => show(last(metric)(run)) });
@@ -11,6 +12,7 @@ export const COLUMNS = {
   curve: { title: "reward by step", value: (run) => run.rewards.at(-1) - run.rewards[0] || 0, cell: (run) => spark(run.rewards) },
   success: ofMetric("success", "success/rate", share),
   validation: { title: "validation", value: (run) => run.validation?.after?.success_rate ?? run.validation?.before?.success_rate, cell: (run) => validation(run.validation) },
+  verdict: { title: "verdict", value: (run) => run.verdict, cell: (run) => verdictWord(run.verdict), isText: true },
   val_success: ofMetric("validation success, last", "val/success_rate", share),
   val_reward: ofMetric("validation reward", "val/reward"),
   kl_rollout: ofMetric("KL of the sampler", "kl/rollout"),
@@ -32,7 +34,7 @@ export const COLUMNS = {
     cell: (run) => (run.started ? new Date(run.started * 1000).toLocaleString("en-GB", { dateStyle: "medium", timeStyle: "short" }) : "–") },
 };
 
-export const DEFAULT_COLUMNS = ["step", "reward", "curve", "validation", "episodes", "algorithm", "model", "started"];
+export const DEFAULT_COLUMNS = ["verdict", "step", "reward", "curve", "validation", "model", "started"];
 
 // A column of any other metric.
 export const metricColumn = (name) => ofMetric(brief(name, 40), name);
