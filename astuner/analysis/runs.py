@@ -43,13 +43,13 @@ def select_runs(
 
     Args:
         runs: the runs, the latest first.
-        words: texts that a row must contain: in its name, kind, state, backbone, algorithm, model, note or tags.
+        words: texts that a row must contain: in its name, kind, state, outcome, backbone, algorithm, model, note or tags.
         sort: the field to sort by. Numbers are sorted from the highest, runs without a value come last.
         show_all: whether debug runs, dry runs and renamed earlier runs are listed, too.
     """
     visible = [facts for facts in runs if show_all or not (facts.is_copy or facts.kind in ("debug", "check"))]
     rows = [describe_run(facts) for facts in visible]
-    fields = ("run", "kind", "state", "backbone", "algorithm", "model", "note", "tags")
+    fields = ("run", "kind", "state", "outcome", "backbone", "algorithm", "model", "note", "tags")
     rows = [row for row in rows if all(any(w.lower() in str(row[f]).lower() for f in fields) for w in words)]
     if sort in ("run", "state"):
         rows.sort(key=lambda row: str(row[sort]))

@@ -135,6 +135,8 @@ def test_a_training_run_ends_with_a_task_before_and_after(train: Command, folder
     assert "── before" not in train("trainer_common.val_before_train=false").out
 
 
-def test_the_exit_code_may_follow_the_verdict(train: Command) -> None:
-    assert train("trainer_common.val_before_train=true", "--require=not-worse").code == 0
-    assert train("trainer_common.val_before_train=true", "--require=learned").code == 3
+def test_the_exit_code_may_follow_the_verdict(astuner: Command) -> None:
+    words = ("--conf", "run.yaml", "astuner.trainer_common.val_before_train=true", "--require")
+    assert astuner(*words, "not-worse").code == 0
+    assert astuner(*words, "learned").code == 3
+    assert "needs a training" in astuner("--conf", "run.yaml", "--backbone=debug", "--require=learned").out

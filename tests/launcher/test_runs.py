@@ -85,6 +85,7 @@ class TestRuns:
         text = run().output
         assert "25% → 90%" in text
         assert "1:15" in text
+        assert [line.split()[2] for line in text.splitlines() if line.startswith(("slow", "fast"))] == ["learned"] * 2
         assert "2 debug runs, dry runs and renamed earlier runs are hidden" in text
 
     def test_filter_and_order(self) -> None:
@@ -93,12 +94,16 @@ class TestRuns:
         assert listed("--sort=run") == ["fast", "killed", "slow"]
         assert listed("--filter", "stopped") == ["killed"]
         assert listed("--filter=finished", "--filter=a/model", "--filter=FAST") == ["fast"]
-        assert listed("--filter=nothing") == []
+        assert listed("--filter=learned") == ["fast", "slow"]
+        assert listed("--filter=missing") == []
 
     def test_a_run_whose_episodes_all_failed_has_failed(self) -> None:
         rows = {row["run"]: row for row in map(json.loads, run("--json", "--all").output.splitlines())}
         assert {name: row["state"] for name, row in rows.items()} == {
             "slow": "finished", "fast": "finished", "killed": "stopped", "slow-debug": "failed", "slow.1": "finished",
+        }  # fmt: skip
+        assert {name: row["outcome"] for name, row in rows.items()} == {
+            "slow": "learned", "fast": "learned", "killed": None, "slow-debug": None, "slow.1": "learned",
         }  # fmt: skip
         assert rows["slow-debug"]["failed_episodes"] == 4
         assert (rows["fast"]["success_before"], rows["fast"]["success"], rows["fast"]["steps"]) == (0.25, 0.9, 2)
