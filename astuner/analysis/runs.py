@@ -43,7 +43,7 @@ def select_runs(
 
     Args:
         runs: the runs, the latest first.
-        words: texts that a row must contain: in its name, kind, state, outcome, backbone, algorithm, model, note or tags.
+        words: texts that a row must contain, in one of the fields below.
         sort: the field to sort by. Numbers are sorted from the highest, runs without a value come last.
         show_all: whether debug runs, dry runs and renamed earlier runs are listed, too.
     """

@@ -88,22 +88,14 @@ class MathVerify:
 
     def close(self) -> None:
         """Close the connection, and end the server if this process has started it."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        if self._server is not None:
-            self._server.kill()
-            self._server.wait()
-            assert self._server.stdin is not None
-            self._server.stdin.close()
-            kept_pids.discard(self._server.pid)
-            self._server = None
+        self._disconnect()
+        self._end_server()
         if self._own_folder is not None:
             shutil.rmtree(self._own_folder, ignore_errors=True)
             self._own_folder = None
 
     def _request(self, request: bytes) -> str | None:
-        """Return `same`, `different`, or `died` if the comparison exceeded its limits; None if it did not begin."""
+        """Return `same`, `different`, or `died` if the comparison exceeded its limits; None if the server has ended."""
         if self._connection is None:
             self._connection = self._connect()
         has_begun = False
@@ -111,12 +103,19 @@ class MathVerify:
             self._connection.sendall(request)
             for line in self._connection.makefile("rb"):
                 word = line.split()[0].decode()
+                if word == "died":
+                    self._disconnect()
+                    return "died" if has_begun else None
                 if word != "begin":
                     return word
                 has_begun = True
-        self._connection.close()
-        self._connection = None
-        return "died" if has_begun else None
+        self._disconnect()
+        return None
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _connect(self) -> socket.socket:
         folder = shared_folder()
@@ -134,11 +133,17 @@ class MathVerify:
             raise JudgeError("the math-verify process ended at once; check the available memory")
         return connection
 
-    def _start(self, folder: Path) -> None:
+    def _end_server(self) -> None:
         if self._server is not None:
+            assert self._server.stdin is not None
+            self._server.stdin.close()
             self._server.kill()
             self._server.wait()
             kept_pids.discard(self._server.pid)
+            self._server = None
+
+    def _start(self, folder: Path) -> None:
+        self._end_server()
         with tempfile.TemporaryFile() as errors:
             self._server = subprocess.Popen(
                 [sys.executable, "-P", str(_SERVER), str(folder / _SOCKET)],

@@ -8,7 +8,8 @@ at its limit of CPU time. The parent stays ready to fork the next child, as impo
 The argument is the path of a Unix socket that the program makes. It writes `ready` to stdout once it listens. Each
 connection has a child of its own, which ends with it. A line that it receives is a JSON object, `{"number": N, "gold":
 [TEXT, …], "answer": [TEXT, …]}`, with the forms of each answer to try to parse, best first. The child answers with the
-line `begin N`, then `same N` or `different N`. The program ends with its standard input.
+line `begin N`, then `same N` or `different N`, and `died` if the comparison has ended it. The program ends with its
+standard input.
 """
 
 from __future__ import annotations
@@ -44,16 +45,40 @@ def main() -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(name)
     listener.listen(socket.SOMAXCONN)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the children
+    wakeup, wakeup_end = os.pipe()
+    os.set_blocking(wakeup_end, False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    signal.set_wakeup_fd(wakeup_end, warn_on_full_buffer=False)
     os.write(ready, b"ready\n")
     os.close(ready)
-    while 0 not in select.select([listener.fileno(), 0], [], [])[0]:
-        connection, _ = listener.accept()
-        if os.fork() == 0:
-            listener.close()
-            os.close(0)
-            _answer(connection)
-            os._exit(0)
+    connections: dict[int, socket.socket] = {}  # by child
+    while True:
+        readable, _, _ = select.select([listener.fileno(), wakeup, 0], [], [])
+        if 0 in readable:
+            return
+        if wakeup in readable:
+            os.read(wakeup, 4096)
+            _report_ended(connections)
+        if listener.fileno() in readable:
+            connection, _ = listener.accept()
+            if (child := os.fork()) == 0:
+                signal.set_wakeup_fd(-1)
+                listener.close()
+                for other in connections.values():  # whose clients would wait for this child
+                    other.close()
+                os.close(0)
+                _answer(connection)
+                os._exit(0)
+            connections[child] = connection
+
+
+def _report_ended(connections: dict[int, socket.socket]) -> None:
+    """Close the connections of the children that have ended, and report those that have died of a comparison."""
+    while connections and (ended := os.waitpid(-1, os.WNOHANG))[0]:
+        connection, code = connections.pop(ended[0]), os.waitstatus_to_exitcode(ended[1])
+        if code not in (0, -signal.SIGTERM):  # SIGTERM ends this program, too: the client tries it again elsewhere
+            with suppress(OSError):
+                connection.sendall(b"died\n")
         connection.close()
 
 

@@ -210,6 +210,24 @@ def test_killed_server_is_restarted() -> None:
     assert set(servers()) == before
 
 
+def test_a_comparison_whose_server_ends_is_made_again() -> None:
+    """As where the worker that had started the shared server ends."""
+    process = MathVerify()
+    before = set(servers())
+    assert process.is_same(["$x + 1$"], ["$1 + x$"])
+    (server,) = set(servers()) - before
+    (child,) = server.children()
+    child.send_signal(signal.SIGSTOP)
+    with ThreadPoolExecutor(1) as pool:
+        verdict = pool.submit(process.is_same, ["$x + 2$"], ["$2 + x$"])
+        time.sleep(0.2)
+        for each in (server, child):
+            each.terminate()
+        child.send_signal(signal.SIGCONT)
+        assert verdict.result(30) is True
+    process.close()
+
+
 def test_the_processes_of_a_run_share_a_server_and_replace_it(tmp_path: Path) -> None:
     folder = tmp_path / ("a" * 120)  # longer than the path of a socket may be
     folder.mkdir()
