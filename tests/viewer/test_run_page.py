@@ -46,6 +46,7 @@ def learning(tmp_path_factory: pytest.TempPathFactory) -> Path:
             index.write_text("".join(json.dumps(row) + "\n" for row in rows))
             for step in (0, 1, 2, 3, 5):
                 values = {"reward/mean": 0.1 * step, "kl/update": 0.001 * step, "loss/kl": 0.0, "episodes/total": 240.0}
+                values["update/groups_without_variance"] = 0.25
                 validation = {"val/success_rate": after, "val/episodes": 200.0, "val/reward": after}
                 record.log_metrics(step, (values if step else {}) | (validation if step in (0, 5) else {}))
             rates = [ValidationSummary(success_rate=rate, reward=rate, episodes=200) for rate in (0.25, after)]
