@@ -61,8 +61,8 @@ def select_runs(
 def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
     """Return the list of runs as a table."""
     table = plain_table()
-    table.add_column("run", overflow="fold")
-    for name in ("state", "verdict", "backbone"):
+    table.add_column("run", overflow="fold", min_width=12)
+    for name in ("state", "verdict"):
         table.add_column(name, no_wrap=True)
     for name in ("steps", "reward", "success", "time"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -77,7 +77,6 @@ def runs_table(rows: Sequence[dict[str, Any]]) -> Table:
             escape(row["run"]),
             f"[{_STYLES[row['state']]}]{row['state']}[/]" if _STYLES[row["state"]] else row["state"],
             OUTCOME_WORDS.get(row["outcome"], "-"),
-            escape(str(row["backbone"] or "-")),
             str(row["steps"]),
             "-" if row["reward"] is None else f"{row['reward']:.2f}",
             success,
