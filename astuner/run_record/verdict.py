@@ -51,7 +51,7 @@ def run_verdict(summary: RunSummary | None, rows: Sequence[MetricsRow]) -> RunVe
     before, after = validation.before, validation.after
     if summary is not None and not summary.steps:
         if after is None or after.reward is None:
-            return RunVerdict("unmeasured", ())
+            return RunVerdict("unmeasured", _rolled_out(rows))
         return RunVerdict("unmeasured", (f"success {_rate_text(after)}; reward {after.reward:.3f}",))
     lines: list[str] = []
     suggestions: list[str] = []
@@ -79,6 +79,16 @@ def run_verdict(summary: RunSummary | None, rows: Sequence[MetricsRow]) -> RunVe
     if summary is not None and outcome in ("unclear", "worse", "nothing"):
         suggestions = _suggestions(before, rows)
     return RunVerdict(outcome, tuple(lines), tuple(suggestions))
+
+
+def _rolled_out(rows: Sequence[MetricsRow]) -> tuple[str, ...]:
+    """Return a line about the episodes of a run that neither trains nor validates; none if it has no reward."""
+    found = next((row.metrics for row in rows if row.metrics.get("reward/mean") is not None), None)
+    if found is None:
+        return ()
+    rate, reward = found.get("success/rate"), f"mean reward {found['reward/mean']:.3g}"
+    success = "" if rate is None else f", success {rate:.0%}"
+    return (f"{found.get('episodes/total', 0):.0f} episodes, {reward}{success}; nothing was trained",)
 
 
 def _validations_so_far(rows: Sequence[MetricsRow]) -> ValidationsSummary:

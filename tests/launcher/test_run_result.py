@@ -79,7 +79,9 @@ def test_a_run_with_nothing_to_learn_from_says_why() -> None:
     assert outcome_of(STEP, ok=50, failed=70) == lost
     assert outcome_of(STEP, ok=10, dropped=30)[1].endswith("30 of 40 episodes had no token to train")
     assert outcome_of(STEP, idle, ok=70, failed=50)[0] == "unmeasured"
-    assert outcome_of(STEP, steps=0, failed=9) == ("unmeasured", "")  # an evaluation
+    assert outcome_of(STEP, steps=0, failed=9) == ("unmeasured", "")  # no episode has a reward
+    rolled_out = {"reward/mean": 0.25, "success/rate": 0.5, "episodes/total": 16.0}
+    assert outcome_of(rolled_out, steps=0)[1] == "16 episodes, mean reward 0.25, success 50%; nothing was trained"
 
 
 def test_a_run_that_cannot_tell_says_what_to_add() -> None:

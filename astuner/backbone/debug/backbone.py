@@ -21,6 +21,7 @@ from astuner.llm_engine.embedded.engine import EmbeddedEngine
 from astuner.llm_engine.protocol import LlmEngine
 from astuner.llm_engine.vllm_server.installation import asks_for_vllm_server, goes_without_vllm, starts_vllm
 from astuner.schema import Episode, Split
+from astuner.task_rollout.statistics import batch_metrics
 
 
 class DebugBackbone:
@@ -37,6 +38,8 @@ class DebugBackbone:
             stack.callback(rollout.close)
             episodes = dry_run(context, rollout.run, split, state, config.debug.debug_vllm_seed)
         state.totals.add(episodes)
+        # What the page of the run shows.
+        context.record.log_metrics(0 if split == "val" else 1, batch_metrics(episodes))
         write_summary(context, state, model=None)
         return episodes
 
