@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import signal
 import sys
@@ -150,7 +151,8 @@ def load_launcher(
 ) -> Launcher:
     """Load the configuration; re-execute the command in the backbone's environment if necessary."""
     # First, because the next imports take a second.
-    click.secho(f"{time.strftime('%H:%M:%S')} reading {escape_control_characters(str(conf))}", err=True, dim=True)
+    with contextlib.suppress(OSError):  # nobody reads it any more
+        click.secho(f"{time.strftime('%H:%M:%S')} reading {escape_control_characters(str(conf))}", err=True, dim=True)
     from astuner.config.loading import check_gpus, load_config, resolve_names
     from astuner.config.section import RAY
 

@@ -64,8 +64,9 @@ def test_a_run_in_a_pipe_with_closed_input_is_plain_text(folder: Path):
     assert "\n\n" not in err
     for noise in ("Loading weights", "Writing model", "it/s", "Warning", "[transformers]"):
         assert noise not in err
-    starts = [line[9:18] for line in err.splitlines()[:5]]
-    assert starts == ["backbone ", "training:", "step 1/2 ", "step 2/2 ", "step 2/2 "]
+    starts = [line[9:18] for line in err.splitlines()[:9]]
+    assert starts[:5] == ["reading r", "backbone ", "loading t", "reading t", "loading t"]
+    assert starts[5:] == ["training:", "step 1/2 ", "step 2/2 ", "step 2/2 "]
     assert f"record: {folder / RUN}" in err.splitlines()[-1]
 
 
