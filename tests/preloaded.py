@@ -322,6 +322,9 @@ class _Server:
                 os.dup2(file, number)
             for file in files:
                 os.close(file)
+            # Not those of the server, which may be able to seek.
+            sys.stdout = open(1, "w", errors=sys.stdout.errors, closefd=False)  # noqa: SIM115
+            sys.stderr = open(2, "w", buffering=1, errors=sys.stderr.errors, closefd=False)  # noqa: SIM115
             code = _run(**request)
         finally:
             os._exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import builtins
 import gc
+import io
 import os
 import sys
 import types
@@ -27,8 +28,7 @@ def run(arguments: list[str], env: dict[str, str], *, is_isolated: bool) -> NoRe
     os.environ.update(env)
     sys.argv, sys.orig_argv, sys.dont_write_bytecode = arguments, [sys.executable, *arguments], True
     sys.path[:1] = [] if is_isolated else [folder]  # instead of "", that of `python -c`
-    if is_isolated:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 it is open until the end
+    _open_streams(is_buffered=is_isolated)
     for name in ("fork_server", "program_launcher", "python_program"):
         del sys.modules[name]
     main = sys.modules["__main__"] = types.ModuleType("__main__")
@@ -49,6 +49,19 @@ def run(arguments: list[str], env: dict[str, str], *, is_isolated: bool) -> NoRe
         assert own is not None
         sys.excepthook(type(error), error.with_traceback(own.tb_next), own.tb_next)
     _exit(main, code)
+
+
+def _open_streams(*, is_buffered: bool) -> None:
+    """Open the standard streams again, which were opened on other files, such as ones that can seek."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        old = getattr(sys, name)
+        raw = io.FileIO(number, "w" if number else "r", closefd=False)
+        raw.name = f"<{name}>"
+        buffered = io.BufferedWriter(raw) if number == 1 and is_buffered else raw if number else io.BufferedReader(raw)
+        newline, through = "\n" if number else None, not (number == 1 and is_buffered)
+        stream = io.TextIOWrapper(buffered, old.encoding, old.errors, newline, write_through=through)
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
 def _exit(main: types.ModuleType, code: object) -> NoReturn:

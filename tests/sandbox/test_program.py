@@ -52,6 +52,9 @@ PROGRAMS = {
     "modules": "import sys; print([n for n in sys.modules if 'sandbox' in n or 'server' in n or 'launcher' in n])",
     "random": "import random; random.seed(3); print(random.random())",
     "stdin": "import sys; print(repr(sys.stdin.read()), sys.stdin.isatty())",
+    "streams": "import sys\nfor s in (sys.stdin, sys.stdout, sys.stderr):\n"
+    "    print(s.encoding, s.errors, s.line_buffering, s.write_through, s.seekable(), type(s.buffer).__name__, s.name)",
+    "reconfigured": "import sys; sys.stdout.reconfigure(encoding='utf-8', errors='replace'); print('\\ud800é')",
     "closed stdout": "import sys; sys.stdout.close()",
     "no stdout": "import sys; sys.stdout = None; print(1)",
     "encodings": "import sys, locale; print(sys.stdout.encoding, locale.getpreferredencoding(), sys.flags.utf8_mode)",
@@ -69,6 +72,7 @@ async def test_a_program_does_what_python_does_with_it(name: str, tmp_path: Path
     code = PROGRAMS[name]
     (tmp_path / "program.py").write_text(code)
     environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "PYTHONUTF8": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+    environment["PYTHONIOENCODING"] = "utf-8"
     expected = subprocess.run(
         [sys.executable, "-u", "program.py"],
         cwd=tmp_path,
