@@ -89,9 +89,9 @@ def train(
     if model is not None:
         overrides = (*overrides, f"astuner.model.path={quoted(_of_run(model, exp_dir))}")
     launcher = load_launcher(conf, overrides, backbone, exp_dir, services)
-    if launcher.config.astuner.backbone == "debug" and require is not None:
-        raise click.UsageError("--require needs a training; --backbone=debug has no verdict")
     if launcher.config.astuner.backbone == "debug":
+        if require is not None:
+            raise click.UsageError("--require needs a training; --backbone=debug has no verdict")
         launcher.debug("val" if validation else "train", keep_engine=keep_engine, shown=show)
     elif keep_engine:
         raise click.UsageError("--keep-engine requires --backbone=debug and rollout.name: vllm")

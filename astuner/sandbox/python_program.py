@@ -57,9 +57,13 @@ def _open_streams(*, is_buffered: bool) -> None:
         old = getattr(sys, name)
         raw = io.FileIO(number, "w" if number else "r", closefd=False)
         raw.name = f"<{name}>"
-        buffered = io.BufferedWriter(raw) if number == 1 and is_buffered else raw if number else io.BufferedReader(raw)
-        newline, through = "\n" if number else None, not (number == 1 and is_buffered)
-        stream = io.TextIOWrapper(buffered, old.encoding, old.errors, newline, write_through=through)
+        stream: io.TextIOWrapper
+        if name == "stdin":
+            stream = io.TextIOWrapper(io.BufferedReader(raw), old.encoding, old.errors, write_through=True)
+        elif name == "stdout" and is_buffered:
+            stream = io.TextIOWrapper(io.BufferedWriter(raw), old.encoding, old.errors, "\n")
+        else:
+            stream = io.TextIOWrapper(raw, old.encoding, old.errors, "\n", write_through=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
 

@@ -47,7 +47,6 @@ class MathVerify:
     """
 
     def __init__(self) -> None:
-        self._number = 0  # of the latest request
         self._forget()
         os.register_at_fork(after_in_child=self._forget)
         atexit.register(self.close)
@@ -69,8 +68,7 @@ class MathVerify:
             JudgeError: the server cannot be started, or was killed twice.
         """
         with self._lock:
-            self._number += 1
-            request = json.dumps({"number": self._number, "gold": gold, "answer": answer}).encode() + b"\n"
+            request = json.dumps({"gold": gold, "answer": answer}).encode() + b"\n"
             for _ in range(3):  # the connection may have ended before, and then the server
                 if (verdict := self._request(request)) is not None:
                     break
@@ -102,7 +100,7 @@ class MathVerify:
         with suppress(ConnectionError):
             self._connection.sendall(request)
             for line in self._connection.makefile("rb"):
-                word = line.split()[0].decode()
+                word = line.decode().strip()
                 if word == "died":
                     self._disconnect()
                     return "died" if has_begun else None
